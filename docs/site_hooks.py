@@ -18,7 +18,7 @@ GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|xi|rho|sigma|tau|Sigma"
 # Text is what stands between these. Groups: inline code, Greek letters, powers.
 PARTS = re.compile(
     r"<pre.*?</pre>|<(?:div|span) class=\"arithmatex\">.*?</(?:div|span)>|<svg.*?</svg>"
-    rf"|<code>([^<]*)</code>|<[^>]+>|\b({GREEK})\b(?!['\w])|(?<=\w)\^(-?\d+)",
+    rf"|<code>([^<]*)</code>|<[^>]+>|\b({GREEK})\b(?!['\w])|(?<=\w)\^(-?\d+|[Tt]\b)",
     re.S,
 )
 HYPHENATED = re.compile(r"\S*-\S+")
@@ -39,9 +39,19 @@ def on_page_content(html: str, page: Any, config: Any, **_: Any) -> str:
             return f"<sup>{power}</sup>"
         return part.group()
 
-    html = PARTS.sub(replaced, html).replace("<img ", '<img loading="lazy" ')
+    html = PARTS.sub(replaced, html)
+    html = re.sub(r'<img (?=[^>]*\bsrc="([^"]*)")', lambda part: lazy(part, page, config), html)
     root = re.escape(f'href="{config.site_url}')
     return re.sub(rf"{root}(?!{BESIDE})", f'href="{"../" * page.url.count("/")}', html)
+
+
+def lazy(part: re.Match, page: Any, config: Any) -> str:
+    """Returns the start of an image's tag, with its size, so that no text moves when it loads."""
+    from PIL import Image
+
+    with Image.open(Path(config.docs_dir, page.url, part[1]).resolve()) as image:
+        width, height = image.size
+    return f'<img loading="lazy" width="{width}" height="{height}" '
 
 
 def unbroken(word: re.Match) -> str:

@@ -185,7 +185,7 @@ def table_of(scores: Scores) -> tables.Table:
 
 def plain(x: float) -> str:
     """Returns three digits, and large numbers without an exponent."""
-    return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
+    return f"{x:,.0f}" if x >= 100 else f"{x:#.3g}"
 
 
 def report_page(posterior: Scores, classifier: Scores, picture: bytes) -> str:

@@ -62,7 +62,7 @@ print(
 
 # %%
 stopped = network()
-stopped.fit(x_train, y_train, epochs=int(np.argmin(losses)) + 1, batch_size=33, verbose=0)
+_ = stopped.fit(x_train, y_train, epochs=int(np.argmin(losses)) + 1, batch_size=33, verbose=0)
 
 # %% [markdown]
 # ## The posterior

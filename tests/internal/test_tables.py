@@ -1,10 +1,18 @@
 """Tables of results as text and HTML."""
 
+import re
 from html.parser import HTMLParser
 
 import numpy as np
 
-from tfp_sgmcmc.internal.tables import Table, as_html, as_text, graded, histogram_picture
+from tfp_sgmcmc.internal.tables import (
+    Table,
+    as_html,
+    as_text,
+    code_block,
+    graded,
+    histogram_picture,
+)
 
 TABLE = Table(
     "A <title>",
@@ -56,6 +64,15 @@ def test_html_is_well_formed_and_escaped() -> None:
     assert "A <title>" in page.text and any("a < b" in part for part in page.text)
     assert "100%" in as_html(TABLE)  # a bar beyond the cell ends there
     assert "<details>" in as_html(TABLE) and "<details>" not in as_html(TABLE._replace(details=()))
+
+
+def test_words_stand_to_the_left_and_numbers_to_the_right() -> None:
+    text = as_html(Table("", ("", "mean", "kind"), [("w", "1e-9", "3"), ("v", "nan", "none")]))
+    assert [*re.findall(r"<td style=\"text-align:(\w+)", text)] == ["left", "right", "left"] * 2
+
+
+def test_code_keeps_its_lines() -> None:
+    assert '"white-space:pre">a &lt; b\nc</code>' in code_block(["a < b", "c"])
 
 
 def test_flags_are_sentences_or_objects_with_grade_and_remedy() -> None:

@@ -90,7 +90,7 @@ def heat(errors: np.ndarray, drag: np.ndarray) -> np.ndarray:
     return -np.mean(damped @ errors @ damped, axis=0)
 
 
-@pytest.mark.parametrize("num_scores", [400, 1600])
+@pytest.mark.parametrize("num_scores", [400, pytest.param(1600, marks=pytest.mark.thorough)])
 def test_heat_of_a_noisy_sigma(num_scores: int) -> None:
     """It is 2 G E[e G e] G, with E[e G e] = (L G L + tr(G L) L) / m for Gaussian scores.
 

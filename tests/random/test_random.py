@@ -361,6 +361,38 @@ def test_parts_of_a_state_and_their_entries_get_independent_normals(jit: bool) -
     check_means(z[1:] * z[:-1], 0.0, error=0.02)
 
 
+@pytest.mark.parametrize("jit", [True, False])
+def test_numbers_of_many_parts_are_cut_from_one_array(jit: bool) -> None:
+    shapes = [[5, 3], [5], [], [5, 2, 4], [0]]
+
+    def draw(parts: Any) -> Any:
+        return random.normal_like(parts, SEED)
+
+    draws = (compiled(draw) if jit else draw)([tf.zeros(shape) for shape in shapes])
+    whole = (compiled if jit else lambda fn: fn)(lambda: random.normal([1, 128], tf.float32, SEED))
+    assert [list(z.shape) for z in draws] == shapes
+    joined = np.concatenate([np.ravel(z) for z in draws])
+    np.testing.assert_array_equal(joined, tf.reshape(whole(), [-1])[:61])
+
+
+def test_many_parts_of_shapes_known_when_run_only() -> None:
+    spec = [tf.TensorSpec([None, 3]), tf.TensorSpec([7])] * 3
+
+    @tf.function(input_signature=[spec], autograph=False)
+    def signs(parts: Any) -> Any:
+        return random.rademacher_like(parts, SEED)
+
+    drawn = signs([tf.zeros([5, 3]), tf.zeros([7])] * 3)
+    assert [z.shape.as_list() for z in drawn] == [[5, 3], [7]] * 3
+    assert set(np.concatenate([np.ravel(z) for z in drawn])) == {-1.0, 1.0}
+
+
+def test_many_parts_of_different_dtypes_keep_them() -> None:
+    parts = [tf.zeros([3], dtype) for dtype in (tf.float32, tf.float64) * 2]
+    drawn = random.three_point_like(parts, SEED)
+    assert [z.dtype for z in drawn] == [x.dtype for x in parts]
+
+
 def test_rademacher_signs() -> None:
     signs = random.rademacher_like([tf.zeros([100_000]), tf.zeros([100_000], tf.float64)], SEED)
     assert [s.dtype for s in signs] == [tf.float32, tf.float64]

@@ -178,3 +178,7 @@ def test_predictions(result: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_allclose(again.quantiles, found.quantiles)
     with pytest.raises(ValueError, match=r"\[draws, rows, ...\]"):
         result.predict(lambda w, batch: w[:, 0], X[:40])
+    text = str(found)
+    assert f"{found.mean[9]:.4g}" in text and "quantile 2" in text and "30 more rows." in text
+    with pytest.raises(TypeError, match="fn must be callable with 2 arguments"):
+        result.predict(lambda w: w, X[:40])

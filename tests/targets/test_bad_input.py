@@ -213,6 +213,17 @@ def test_integer_data_are_not_blamed_for_other_errors() -> None:
         grouped(tf.zeros([3]))
 
 
+def test_numbers_of_the_wrong_precision_are_named_before_integers() -> None:
+    data = {"event": np.arange(20) % 2, "x": np.ones([20, 3])}
+    model = sgmcmc.MinibatchLogProb(
+        lambda theta: -tf.reduce_sum(theta**2, axis=-1),
+        lambda theta, batch: tf.linalg.matvec(batch["x"], theta),
+        data,
+    )
+    with pytest.raises(TypeError, match=r"data\['x'\] of dtype float64: pass dtype='float32'"):
+        model(tf.zeros([3]))
+
+
 def test_errors_of_the_users_function_are_passed_on() -> None:
     def broken(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
         raise ValueError("my own words")
@@ -308,7 +319,8 @@ def test_states_of_another_size_than_the_data_allow() -> None:
         log_likelihood_fn=lambda t, x: tf.reduce_sum(x - t[..., tf.newaxis, :], axis=-1),
     )
     message = r"log_likelihood_fn failed for a state of shapes \(3,\) and examples of \(5, 2\)\."
-    with pytest.raises(ValueError, match=f"{message} It raised: .*Incompatible shapes"):
+    raised = rf"{message} It raised: .*Incompatible shapes.* as in theta\[..., None\]"
+    with pytest.raises(ValueError, match=raised):
         sgmcmc.SGLD(flat, 0.1).bootstrap_results(tf.zeros([3]))
     prior = target(log_prior_fn=lambda t: tf.linalg.matvec(tf.eye(2), t)[..., 0])
     with pytest.raises(ValueError, match=r"log_prior_fn failed for a state of shapes \(3,\)\. It"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import html
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ import tensorflow as tf
 from tfp_sgmcmc.adaptation.coordinates import Coordinates
 from tfp_sgmcmc.adaptation.pilot import Gradients, PilotDraws, PilotRuns
 from tfp_sgmcmc.diagnostics.certificate import Certificate
-from tfp_sgmcmc.internal.tables import Table, as_html
+from tfp_sgmcmc.internal.tables import Table, as_html, code_block
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
@@ -73,7 +72,7 @@ class Choices:
 
     def _repr_html_(self) -> str:
         table = Table("Choices", ("setting", "value"), self._settings(), ["By hand:"])
-        return f"{as_html(table)}<pre>{html.escape(chr(10).join(self.program()))}</pre>"
+        return as_html(table) + code_block(self.program())
 
     def _settings(self) -> list[tuple[str, str]]:
         """Returns name and value of each setting that applies; arrays by their shapes."""

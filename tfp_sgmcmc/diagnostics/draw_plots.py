@@ -70,6 +70,7 @@ def plot_marginals(
         panel.hist(x, bins, density=True, histtype=kind, linewidth=1.5, label="draws")
         panel.set_title(name, fontsize="small")
         panel.set_yticks([])
+        panel.locator_params(axis="x", nbins=5)  # so that labels of neighbours stay apart
     if reference is not None:
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2)

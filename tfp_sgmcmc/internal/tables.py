@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 COLORS = {"wrong": "#d32f2f", "doubt": "#c77700", "note": "#1976d2"}
+_NUMBERS = re.compile(r"[-+.,%x\s\d]*(e[-+]?\d+)?|-?inf|nan")
 _WIDTH, _HEIGHT = 90, 20  # pixels of a picture
 
 
@@ -34,6 +36,13 @@ class Table(NamedTuple):
     bars: Mapping[str, Sequence[float]] = {}
     pictures: Sequence[str] = ()
     details: Sequence[str] = ()
+
+
+def first_rows(title: str, columns: Mapping[str, Sequence[str]], num_rows: int) -> Table:
+    """Returns a table of columns of text that are numbered from 0, and of how many rows follow."""
+    rows = [(str(i), *cells) for i, cells in enumerate(zip(*columns.values(), strict=True))]
+    hidden = num_rows - len(rows)
+    return Table(title, ["row", *columns], rows, [f"{hidden:,} more rows."] if hidden else [])
 
 
 def graded(flag: Any, grade: str = "doubt") -> tuple[str, str]:
@@ -72,9 +81,14 @@ def as_html(table: Table) -> str:
     parts = [f"<div><b>{html.escape(table.title)}</b></div>"] if table.title else []
     parts += [_flag(grade, text) for grade, text in table.flags]
     if table.rows:
-        titles = [*table.columns[:1], *([""] if table.pictures else []), *table.columns[1:]]
-        head = "".join(_cell("th", html.escape(title), i == 0) for i, title in enumerate(titles))
-        body = "".join(_row(table, i) for i in range(len(table.rows)))
+        columns = zip(*table.rows, strict=True)
+        is_text = [not (i and all(map(_NUMBERS.fullmatch, x))) for i, x in enumerate(columns)]
+        heads = [
+            _cell("th", html.escape(title), left)
+            for title, left in zip(table.columns, is_text, strict=True)
+        ]
+        head = "".join(heads[:1] + ["<th></th>"] * bool(table.pictures) + heads[1:])
+        body = "".join(_row(table, i, is_text) for i in range(len(table.rows)))
         parts.append(
             '<div style="overflow-x:auto"><table style="border-collapse:collapse;'
             f'font-size:0.9em"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -88,18 +102,24 @@ def as_html(table: Table) -> str:
     return f"<div>{''.join(parts)}</div>"
 
 
-def _row(table: Table, i: int) -> str:
+def code_block(lines: Sequence[str]) -> str:
+    """Returns lines of code as HTML that scrolls instead of breaking them."""
+    code = html.escape("\n".join(lines))
+    return f'<pre style="overflow-x:auto"><code style="white-space:pre">{code}</code></pre>'
+
+
+def _row(table: Table, i: int, is_text: Sequence[bool]) -> str:
     cells = [_cell("td", html.escape(table.rows[i][0]), True)]
     if table.pictures:
         cells.append(_cell("td", table.pictures[i], False))
-    for title, text in zip(table.columns[1:], table.rows[i][1:], strict=True):
+    for title, text, left in zip(table.columns[1:], table.rows[i][1:], is_text[1:], strict=True):
         bar = table.bars.get(title)
-        cells.append(_cell("td", html.escape(text), False, None if bar is None else bar[i]))
+        cells.append(_cell("td", html.escape(text), left, None if bar is None else bar[i]))
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def _cell(tag: str, content: str, is_name: bool, bar: float | None = None) -> str:
-    style = f"text-align:{'left' if is_name else 'right'};padding:1px 8px;white-space:nowrap"
+def _cell(tag: str, content: str, is_text: bool, bar: float | None = None) -> str:
+    style = f"text-align:{'left' if is_text else 'right'};padding:1px 8px;white-space:nowrap"
     if bar is not None and np.isfinite(bar):
         share = 100 * min(max(float(bar), 0.0), 1.0)
         color = "rgba(25,118,210,0.25)"
@@ -128,7 +148,8 @@ def histogram_picture(values: np.ndarray, bins: int = 30) -> str:
     width = _WIDTH / bins
     steps = " ".join(f"V{y:.1f}h{width:.1f}" for y in heights)
     return (
-        f'<svg width="{_WIDTH}" height="{_HEIGHT}" role="img" aria-label="marginal">'
+        f'<svg width="{_WIDTH}" height="{_HEIGHT}" style="max-width:none" role="img" '
+        'aria-label="marginal">'
         f'<path d="M0 {_HEIGHT}{steps}V{_HEIGHT}Z" fill="currentColor" fill-opacity="0.45"/></svg>'
     )
 

@@ -28,6 +28,8 @@ from tfp_sgmcmc.random.seeds import as_seed, split
 
 _SIXTH = 715_827_883  # 2^32 / 6 = 715,827,882.67, rounded
 _WORTH_COMPILING = 10_000  # normals; a compiled function draws more of them faster on a CPU
+_MANY_PARTS = 4  # of a state, whose numbers are drawn as one array
+_COLUMNS = 128  # of that array
 # -2 log(1 + f) / f in powers of f, and sin(pi w) / w in powers of w^2.
 _MINUS_2_LOG1P = (
     *(-1.99999989, 1.0000073, -0.666701178, 0.49939818),
@@ -55,19 +57,18 @@ def normal(shape: Any, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
 
 def normal_like(state: Any, seed: tf.Tensor) -> Any:
     """Draws standard normals in the structure, shapes and dtypes of `state`."""
-    return map_with_seeds(lambda x, s: normal(static_or_dynamic_shape(x), x.dtype, s), state, seed)
+    return _draw_like(normal, state, seed)
 
 
 def rademacher_like(state: Any, seed: tf.Tensor) -> Any:
     """Draws -1 and +1 with equal probability, in the structure, shapes and dtypes of `state`."""
 
-    seed = as_seed(seed)
+    def signs(shape: Any, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
+        size = tf.reduce_prod(tf.convert_to_tensor(shape, tf.int32))
+        bits = uniform_indices(seed, tf.range(size), 2)
+        return tf.cast(tf.reshape(bits, shape), dtype) * 2 - 1
 
-    def signs(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        bits = uniform_indices(seed, tf.range(tf.size(x)), 2)
-        return tf.cast(tf.reshape(bits, static_or_dynamic_shape(x)), x.dtype) * 2 - 1
-
-    return map_with_seeds(signs, state, seed)
+    return _draw_like(signs, state, as_seed(seed))
 
 
 def three_point(shape: Any, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
@@ -86,18 +87,29 @@ def three_point(shape: Any, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
 
 def three_point_like(state: Any, seed: tf.Tensor) -> Any:
     """Draws three-point numbers in the structure, shapes and dtypes of `state`."""
-    return map_with_seeds(
-        lambda x, s: three_point(static_or_dynamic_shape(x), x.dtype, s), state, seed
-    )
+    return _draw_like(three_point, state, seed)
 
 
-def map_with_seeds(
-    fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], state: Any, seed: tf.Tensor
+def _draw_like(
+    draw: Callable[[Any, tf.DType, tf.Tensor], tf.Tensor], state: Any, seed: tf.Tensor
 ) -> Any:
-    """Returns `fn(part, seed)` for each part of the state, with a different seed for each."""
+    """Returns `draw(shape, dtype, seed)` for each part of the state.
+
+    Few parts have seeds of their own. Of many parts, the generators would be most of what XLA
+    compiles, so their numbers are drawn as one array, which is then cut.
+    """
     parts = tf.nest.flatten(state)
-    seeds = split(seed, len(parts)) if len(parts) > 1 else [seed]
-    return tf.nest.pack_sequence_as(state, [fn(x, s) for x, s in zip(parts, seeds, strict=True)])
+    if len(parts) < _MANY_PARTS or len({x.dtype for x in parts}) > 1:
+        seeds = split(seed, len(parts)) if len(parts) > 1 else [seed]
+        pairs = zip(parts, seeds, strict=True)
+        drawn = [draw(static_or_dynamic_shape(x), x.dtype, s) for x, s in pairs]
+        return tf.nest.pack_sequence_as(state, drawn)
+    sizes = [x.shape.num_elements() or tf.size(x) for x in parts]
+    shape = [-(-sum(sizes) // _COLUMNS), _COLUMNS]
+    numbers = tf.reshape(draw(shape, parts[0].dtype, seed), [-1])[: sum(sizes)]
+    pairs = zip(tf.split(numbers, sizes), parts, strict=True)
+    drawn = [tf.reshape(z, static_or_dynamic_shape(x)) for z, x in pairs]
+    return tf.nest.pack_sequence_as(state, drawn)
 
 
 def row_and_column(shape: Any) -> tuple[tf.Tensor, tf.Tensor]:

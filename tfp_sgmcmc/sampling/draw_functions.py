@@ -12,13 +12,16 @@ import tree
 
 from tfp_sgmcmc.internal import memory
 from tfp_sgmcmc.internal.nest import call_with_state
+from tfp_sgmcmc.internal.tables import Table, as_html, as_text, first_rows
 from tfp_sgmcmc.sampling.loop import log_prob_fn_of
 from tfp_sgmcmc.targets import ShardedLogProb, StreamedLogProb
+from tfp_sgmcmc.targets.base import check_signature
 from tfp_sgmcmc.targets.data import as_tensors, leading_axis
 from tfp_sgmcmc.targets.model_target import ModelTarget
 
 _MOST_NUMBERS = 2**20  # (draw, row) pairs that are evaluated at once
 _BLOCK = 2**24  # bytes of draws that are passed to a function at once
+_SHOWN_ROWS, _SHOWN_ENTRIES = 10, 4
 
 
 class DrawPredictions(NamedTuple):
@@ -33,6 +36,27 @@ class DrawPredictions(NamedTuple):
     mean: np.ndarray
     standard_deviation: np.ndarray
     quantiles: np.ndarray
+
+    def __repr__(self) -> str:
+        return as_text(self._table())
+
+    def _repr_html_(self) -> str:
+        return as_html(self._table())
+
+    def _table(self) -> Table:
+        """Returns the first rows, of the first entries where a row has several values."""
+        size = len(self.mean)
+        title = f"DrawPredictions of {size:,} rows, values {[*self.mean.shape]}"
+        mean, sd = (np.reshape(x, [size, -1]).T[:_SHOWN_ENTRIES] for x in self[:2])
+        if len(mean) == 1:
+            levels = np.reshape(self.quantiles, [-1, size])
+            names = ["mean", "sd", *(f"quantile {i + 1}" for i in range(len(levels)))]
+            columns = [*mean, *sd, *levels]
+        else:
+            names = [f"{name} {i}" for name in ("mean", "sd") for i in range(len(mean))]
+            columns = [*mean, *sd]
+        texts = ([f"{x:.4g}" for x in column[:_SHOWN_ROWS]] for column in columns)
+        return first_rows(title, dict(zip(names, texts, strict=True)), size)
 
 
 class RowLikelihood:
@@ -162,7 +186,7 @@ def map_draws(result: Any, fn: Callable[..., Any]) -> Any:
         states = tree.map_structure(
             lambda x, s=start: tf.convert_to_tensor(np.asarray(x[s : s + size])), result.states
         )
-        form = tree.map_structure(np.asarray, call_with_state(fn, states))
+        form = tree.map_structure(np.asarray, _values(fn, states))
         expected = (min(size, result.num_results - start), *lead)
         for leaf in tree.flatten(form):
             if leaf.shape[: len(expected)] != expected:
@@ -185,7 +209,7 @@ def predict(
     width, parts = max(1, _MOST_NUMBERS // num), []
     for start in range(0, size, width):
         rows = tf.nest.map_structure(lambda x, s=start: x[s : s + width], data)
-        values = np.asarray(call_with_state(fn, states, batch=rows), np.float64)
+        values = np.asarray(_values(fn, states, batch=rows), np.float64)
         expected = (num, min(width, size - start))
         if values.shape[:2] != expected:
             raise ValueError(
@@ -197,6 +221,15 @@ def predict(
         )
     mean, sd, levels = zip(*parts, strict=True)
     return DrawPredictions(np.concatenate(mean), np.concatenate(sd), np.concatenate(levels, axis=1))
+
+
+def _values(fn: Callable[..., Any], states: Any, **batch: Any) -> Any:
+    """Returns `fn(*state_parts, batch)`, or raises an error that names the expected arguments."""
+    try:
+        return call_with_state(fn, states, **batch)
+    except TypeError:
+        check_signature("fn", fn, states, **batch)
+        raise
 
 
 def _num_parts(result: Any) -> int:

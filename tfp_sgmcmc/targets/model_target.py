@@ -158,7 +158,10 @@ def _explain_failure(name: str, error: Exception, state: Any, batch: Any = ()) -
     """Raises an error that names the inputs of a user's function, if they are a likely cause."""
     parts, leaves = tf.nest.flatten(state), tf.nest.flatten(batch)
     dtype = parts[0].dtype.name
-    for path, x in tree.flatten_with_path(batch):
+    # Integers are often meant to be integers, so they come last.
+    for path, x in sorted(
+        tree.flatten_with_path(batch), key=lambda named: not named[1].dtype.is_floating
+    ):
         if x.dtype == parts[0].dtype or not _OF_TYPES.search(str(error)):
             continue
         where = "".join(f"[{key!r}]" for key in path)
@@ -174,7 +177,14 @@ def _explain_failure(name: str, error: Exception, state: Any, batch: Any = ()) -
         ) from error
     if isinstance(error, tf.errors.InvalidArgumentError):
         shapes = ", ".join(str(x.shape) for x in parts)
-        examples = f" and examples of {', '.join(str(x.shape) for x in leaves)}" if leaves else ""
+        examples = hint = ""
+        if leaves:
+            examples = f" and examples of {', '.join(str(x.shape) for x in leaves)}"
+            hint = (
+                " If shapes do not fit: parameters have leading axes of chains, so a number needs "
+                "an axis for the examples, as in theta[..., None]."
+            )
         raise ValueError(
             f"{name} failed for a state of shapes {shapes}{examples}. It raised: {error.message}"
+            f"{hint}"
         ) from error

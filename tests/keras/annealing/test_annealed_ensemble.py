@@ -53,6 +53,7 @@ def sampler():
     return run(collect=sgmcmc.keras.Collect(0, 0))
 
 
+@pytest.mark.thorough
 def test_the_weights_of_the_model_make_no_difference(sampler):
     """They may have been trained with the hidden rows."""
     trained = affine()

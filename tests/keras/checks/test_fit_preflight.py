@@ -72,7 +72,7 @@ class TestStability:
             assert bool(told) == is_told  # at the start, and perhaps once later
             assert not is_told or f"must be below {limit:.3g}" in told[0]
 
-    @pytest.mark.parametrize("scheme", ["midpoint", "euler"])
+    @pytest.mark.parametrize("scheme", [pytest.param("midpoint", marks=pytest.mark.thorough), "euler"])
     def test_a_sigma_beyond_the_explicit_scheme_is_told(self, scheme):
         """The friction by Sigma, h^2 / 2 times its largest eigenvalue, is 2.2 and then 0.22."""
         v = np.cov((X * (0.5 - Y)).T)

@@ -117,7 +117,12 @@ START = tf.zeros([D], tf.float64)
 
 # A LinearModel has a shorter way to Hessians and remainders.
 @pytest.mark.parametrize(
-    ("name", "linear"), [("linear", False), ("logistic", True), ("poisson", False)]
+    ("name", "linear"),
+    [
+        ("logistic", True),
+        pytest.param("linear", False, marks=pytest.mark.thorough),
+        pytest.param("poisson", False, marks=pytest.mark.thorough),
+    ],
 )
 def test_the_posterior_is_that_of_all_rows(name: str, linear: bool) -> None:
     """Compares posteriors at the same draws, so nothing is left to chance but the pool."""

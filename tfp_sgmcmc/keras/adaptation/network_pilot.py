@@ -210,8 +210,9 @@ def pilot_of(
             )
     if num_burnin_epochs < 4:
         raise ValueError(
-            'num_burnin_epochs must be at least 4 with kernel="auto": the pilot takes the '
-            f"first three quarters of these epochs. Received: {num_burnin_epochs}."
+            'num_burnin_epochs must be at least 4 with kernel="posterior": the pilot takes the '
+            f"first three quarters of these epochs. Received: {num_burnin_epochs}. Pass, for "
+            "example, collect=sgmcmc.keras.Collect(num_burnin_epochs=20), and fit twice as long."
         )
     return NetworkPilot(bound, num_burnin_epochs, _stored(directory))
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import accepts, array, require
-from tfp_sgmcmc.internal.tables import Table, as_html, as_text
+from tfp_sgmcmc.internal.tables import Table, as_html, as_text, first_rows
 from tfp_sgmcmc.keras.model import compiled_loss, internals, observation_models
 from tfp_sgmcmc.keras.posterior.batches import Batches, check_finite, no_tick, num_rows
 from tfp_sgmcmc.keras.posterior.mixtures import Mixture, systematic
@@ -123,15 +123,14 @@ def prediction_table(prediction: Prediction | PosteriorPrediction) -> Table:
         return Table(title)
     mean, sd = (np.asarray(x).reshape(len(flat[0]), -1) for x in prediction[:2])
     names = [str(i) for i in range(min(mean.shape[1], _SHOWN_COLUMNS))]
-    columns = ["row", *(f"mean {i}" for i in names), *(f"sd {i}" for i in names)]
+    columns = [*(f"mean {i}" for i in names), *(f"sd {i}" for i in names)]
     cells = [np.char.mod("%.4g", x[:_SHOWN_ROWS, : len(names)]) for x in (mean, sd)]
     if isinstance(prediction, PosteriorPrediction) and prediction.entropy is not None:
         of_classes = (np.asarray(x).reshape(len(mean), -1) for x in prediction[2:4])
         cells += [np.char.mod("%.3f", x[:_SHOWN_ROWS, :1]) for x in of_classes]
         columns += ["entropy", "mutual information"]
-    rows = [(str(i), *row) for i, row in enumerate(np.concatenate(cells, axis=1).tolist())]
-    hidden = len(mean) - len(rows)
-    return Table(title, columns, rows, [f"{hidden:,} more rows."] if hidden else [])
+    texts = np.concatenate(cells, axis=1).T.tolist()
+    return first_rows(title, dict(zip(columns, texts, strict=True)), len(mean))
 
 
 def checked_levels(quantiles: Any) -> tuple[float, ...] | None:
