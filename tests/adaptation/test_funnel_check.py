@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
 
+import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.adaptation import draw_checks
 from tfp_sgmcmc.adaptation.funnel_check import funnel_check
 
-ERRORS = 3.0
+EXP, ERRORS = tfp.bijectors.Exp(), 3.0
 # is_wrong allows 0.03 and three standard errors, which are 0.02 to 0.03 here. So sound draws are
 # flagged with probability below 1e-4 for each of the two statistics.
 
@@ -40,6 +44,25 @@ def test_draws_that_miss_the_neck_are_told(seed: int) -> None:
         found = funnel_check(log_prob, draws(seed, least), 1, np.random.default_rng(seed))
         assert found is not None and found.entry == 0
         assert found.is_wrong(0.03, ERRORS) == told
+
+
+def test_the_flag_names_the_entry_that_the_widths_depend_on() -> None:
+    """The draws come as parameters: v by its exponential."""
+    v, rest = np.split(draws(0, -2.5), [1], axis=-1)
+
+    def log_prior(rest: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
+        v, center, others = tf.math.log(v), rest[..., :1], rest[..., 1:]
+        squares = tf.reduce_sum((others - center) ** 2, axis=-1)
+        return -(v**2) / 18 - center[..., 0] ** 2 / 2 - squares * tf.exp(-v) / 2 - 5 * v
+
+    target = sgmcmc.MinibatchLogProb(
+        log_prior, lambda rest, v, batch: 0 * v[..., None] * batch, np.ones(1), bijector={"v": EXP}
+    )
+    states = {"rest": rest, "v": np.exp(v[..., 0])}
+    for seed in ([-7, 1], [3, 2**31 - 1]):
+        found = draw_checks._flags_of_funnel(states, target, tf.constant(seed), None)
+        assert len(found) == 1 and found[0].grade == "wrong" and "moves along v" in found[0].cause
+        assert "location + width * z" in found[0].remedy
 
 
 def test_a_posterior_without_a_funnel_is_not_moved() -> None:

@@ -184,10 +184,8 @@ def _flags_of_funnel(
     """Returns a flag if draws spread along a funnel, or shrink, by moves that are exact."""
     at = problem.unconstrain(tf.nest.map_structure(tf.convert_to_tensor, states))
     like = tf.nest.map_structure(lambda x: x[0, 0], at)
-    log_prob_fn, rng = (
-        log_prob_of_vectors(problem, like),
-        np.random.default_rng(seed.numpy() % 2**32),
-    )
+    log_prob_fn = log_prob_of_vectors(problem, like)
+    rng = np.random.default_rng(seed.numpy().astype(np.uint32))
     with np.errstate(all="ignore"):
         draws = flatten_events(at, 2).numpy().astype(np.float64)
         found = funnel_check(log_prob_fn, draws, problem.num_examples, rng)
