@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.adaptation import fallback
 from tfp_sgmcmc.adaptation.centered_hierarchy import find_centered_hierarchy, hierarchy_around
 from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode
 from tfp_sgmcmc.adaptation.noncentering import noncentered
@@ -163,6 +164,8 @@ def test_correlated_effects_stay_and_so_does_their_mean() -> None:
         )
         found = find_centered_hierarchy(target, START, rows(True))
         assert found is not None and found.effects == "effect" and found.entries == entries
+        flag = fallback._untrusted(found)
+        assert flag.grade == "wrong" and "depends on tau" in flag and flag.remedy == found.remedy
 
 
 def test_a_non_centered_one_is_not() -> None:

@@ -167,7 +167,7 @@ def _nuts(
         Gradients(FullDataLogProb(target), jit_compile),
         choices,
         lines,
-        (_caveat(reason, remedy),),
+        (_caveat(reason, remedy) if hierarchy is None else _untrusted(hierarchy),),
         most_results=max(1, int(_MOST_SECONDS / pilot.seconds_per_draw)),
         remedy=remedy,
         trace_fn=trace_divergences,
@@ -217,6 +217,16 @@ def _nogin(
     flags = (_caveat(reason, reason.remedy),)
     return PreparedKernel(
         kernel, bijector, gradients, choices, (line,), flags, remedy=reason.remedy
+    )
+
+
+def _untrusted(hierarchy: CenteredHierarchy) -> Flag:
+    """Returns the flag of effects that stayed centred, whose chains no check of draws can judge."""
+    return Flag(
+        "wrong",
+        f"Chains of effects whose width depends on {hierarchy.scale} miss its small values, and "
+        "neither R-hat nor divergences need show it.",
+        hierarchy.remedy,
     )
 
 

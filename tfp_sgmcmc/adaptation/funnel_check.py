@@ -10,7 +10,7 @@ import scipy.linalg
 
 from tfp_sgmcmc.diagnostics.convergence import batch_means_standard_error
 
-_MOVES, _LENGTHS = 40, (0.3, 1.0)  # in standard deviations of the entry that moves
+_MOVES, _REFIT, _LENGTHS = 40, 8, (0.3, 1.0)  # in standard deviations of the entry that moves
 _MOST_DRAWS, _MOST_TERMS = 4000, 2e7  # rows of data times evaluated log posteriors
 _LEAST_RATE, _ROUNDS = 0.2, 5  # of logarithms of a width by a deviation, and of its fit
 _MOST_ENTRIES, _DRAWS_PER_ENTRY = 100, 30  # for which covariances are compared
@@ -83,6 +83,8 @@ def funnel_check(
     before = moved[:, funnel.entry]
     value = log_prob_fn(mean + deviation * moved)
     for turn in range(_MOVES):
+        if turn and turn % _REFIT == 0:  # the moved draws know more of the neck
+            funnel = _Funnel(moved, funnel.entry)
         delta = _LENGTHS[turn % len(_LENGTHS)] * rng.standard_normal(len(moved))
         proposed = funnel.moved(moved, delta)
         there = log_prob_fn(mean + deviation * proposed)
@@ -107,7 +109,7 @@ class _Funnel:
         self.entry = entry
         s, others = z[:, entry], np.delete(z, entry, axis=1)
         low, high = np.quantile(s, [1 / 3, 2 / 3])
-        residuals = others - s[:, np.newaxis] * (others.T @ s / len(s))
+        residuals = others - s[:, np.newaxis] * (others.T @ (s - s.mean()) / s.var() / len(s))
         narrow, wide = (np.atleast_2d(np.cov(residuals[x].T)) for x in (s < low, s > high))
         ridge = 1e-9 * np.eye(len(narrow))
         squares, self._basis = scipy.linalg.eigh(wide + ridge, narrow + ridge)
@@ -122,7 +124,7 @@ class _Funnel:
             self._slope = (products * x).sum(axis=0) / (products * s).sum(axis=0)
             self._level = middle - self._slope * center
             logs = np.log(np.maximum(np.abs(x - self._level - self._slope * s), 1e-300))
-            self.rates = (s * logs).mean(axis=0) / (s**2).mean()
+            self.rates = ((s - s.mean()) * logs).mean(axis=0) / s.var()
         self.rates[np.abs(self.rates) < _LEAST_RATE] = 0.0
 
     def moved(self, z: np.ndarray, delta: np.ndarray) -> np.ndarray:
