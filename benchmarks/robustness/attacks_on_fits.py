@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import unittest.mock
 from typing import Any
@@ -68,6 +69,17 @@ def labels_out_of_range() -> None:
 @attack("losses and labels")
 def a_batch_size_in_place_of_weights() -> None:
     told("batch_size=50", lambda: IndependentBatches(X, Y, 50), TypeError)
+
+
+@attack("losses and labels")
+def weights_that_are_negative_or_zero() -> None:
+    for weights in (0 * X[:, 0], np.r_[X[1:, 0] ** 2, -1.0]):
+        for callback in (
+            SamplerCallback(),
+            SamplerCallback(lambda t: sgmcmc.SGLD(t, 1e-3), prior=PRIOR, collect=Collect(1, 0)),
+        ):
+            fit = functools.partial(network().fit, X, Y, sample_weight=weights, verbose=0)
+            told("must not be negative", lambda f=fit, c=callback: f(callbacks=[c]), ValueError)
 
 
 @attack("models")

@@ -33,9 +33,12 @@ from benchmarks.robustness.attacks_on_runs import (
 from tfp_sgmcmc.keras import Collect, IndependentBatches, SamplerCallback
 from tfp_sgmcmc.storage.lock import Lease
 
-# New processes are forked from one that has imported all and whose TensorFlow has no threads yet.
+# New processes are forked from one that has imported the libraries. It must not import this module,
+# which makes tensors: TensorFlow's threads do not survive a fork, and a new process waits for them.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["benchmarks.robustness.attacks_on_processes"])
+_CONTEXT.set_forkserver_preload(
+    ["tfp_sgmcmc.adaptation.drivers", "tfp_sgmcmc.keras.callback", "tensorflow_probability"]
+)
 COMMIT = 0.05  # seconds
 
 

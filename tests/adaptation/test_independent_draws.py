@@ -96,8 +96,8 @@ def test_a_run_on_disk_keeps_its_certificate(tmp_path: Path, target: Any) -> Non
     assert more.certificate.is_reliable and first.certificate.is_reliable
 
 
-def test_poor_weights_leave_the_draws_to_a_chain() -> None:
-    """The weights of a funnel in five dimensions are poor, and the reason is noted."""
+def test_poor_weights_leave_the_draws_to_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of a funnel in five dimensions are poor, and reasons are noted."""
     target = sgmcmc.MinibatchLogProb(
         lambda v, x: tfd.Normal(0.0, 3.0).log_prob(v),
         lambda v, x, y: tfd.Normal(0.0, tf.exp(v[..., None] / 2)).log_prob(x) + 0 * y,
@@ -109,6 +109,9 @@ def test_poor_weights_leave_the_draws_to_a_chain() -> None:
     runs = PilotRuns(4, 5, tf.float32, tf.constant([0, 1]), True)
     assert independent_draws(target, found, runs, np.zeros(2), 100, 4) == (None, found)
     assert "were dropped, because the weights" in runs.dropped[0]
+    monkeypatch.setattr("tfp_sgmcmc.adaptation.independent_draws._MOST_ENTRIES", 19)  # N D is 20
+    assert independent_draws(target, found, runs, np.zeros(2), 100, 4) == (None, found)
+    assert "were not tried" in runs.dropped[1] and "N D is 20, above 19" in runs.dropped[1]
 
 
 @pytest.mark.parametrize("form", [dict, list, tuple])

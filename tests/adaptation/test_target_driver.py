@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import types
 from pathlib import Path
 from typing import Any
 
@@ -409,6 +410,7 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     if request.param == "chain":
         patch = pytest.MonkeyPatch()
         patch.setattr(independent_draws, "_MOST_ENTRIES", 0)
+        patch.setattr(target_driver, "_FEWEST_ENTRIES", 0)
         request.addfinalizer(patch.undo)
     folder = tmp_path_factory.mktemp("automatic") / "run"
     options: dict[str, Any] = {"seed": 3, "progress_bar": False, "directory": folder}
@@ -455,6 +457,36 @@ def test_a_run_goes_on_and_is_repeated_by_hand(run: Any) -> None:
     ends = (tree.flatten(x.final_kernel_results) for x in (run, by_hand))
     for one, other in zip(*ends, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("num_examples", [6_000, 7_000])
+def test_minibatches_of_few_numbers_are_not_tried(
+    num_examples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bound is N D = 20,000."""
+    found = types.SimpleNamespace(factor=np.eye(3))
+    whole: Any = object()
+    monkeypatch.setattr(target_driver, "whiten_at_mode", lambda *_: found)
+    monkeypatch.setattr(target_driver, "independent_draws", lambda *_: (None, found))
+    monkeypatch.setattr(target_driver.KernelSelector, "_find_modes", lambda *_: None)
+    monkeypatch.setattr(target_driver.KernelSelector, "with_all_examples", lambda *_: whole)
+
+    class Tried(Exception):
+        pass
+
+    def try_minibatches(*_: Any) -> None:
+        raise Tried
+
+    monkeypatch.setattr(target_driver, "LangevinSelector", try_minibatches)
+    problem: Any = types.SimpleNamespace(num_examples=num_examples)
+    select = target_driver.KernelSelector(
+        problem, tf.zeros([3]), 4, tf.constant([0, 1]), jit_compile=False
+    )
+    if num_examples * 3 < 20_000:
+        assert select(100) is whole and "was not tried" in select._runs.dropped[0]
+    else:
+        with pytest.raises(Tried):
+            select(100)
 
 
 @pytest.mark.thorough

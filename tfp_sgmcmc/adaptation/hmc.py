@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
@@ -14,6 +16,7 @@ from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb
 
 _STRIDE = 2  # steps of HMC between nearly independent draws
 _PILOT_DRAWS = 400
+_LEAST_DRAWS = 200  # of all chains; the R-hat of fewer is above a pilot's bound by chance
 _DRAWS_PER_ENTRY = 100  # of all chains, so that a covariance is known well
 _MOST_PILOTS = 5
 _LEAST_ACCEPTED = 0.6
@@ -68,7 +71,8 @@ class TimedHMC:
         """
         found, runs, (h, count) = self._found, self._runs, self._settings
         gradients = Gradients(FullDataLogProb(found.target), runs.jit_compile)
-        num_draws = int(np.clip(num_results // 2, 50, _PILOT_DRAWS))
+        least = max(50, math.ceil(_LEAST_DRAWS / runs.num_chains))
+        num_draws = int(np.clip(num_results // 2, least, _PILOT_DRAWS))
         pilot, accepted = None, 0.0
         for _ in range(_MOST_PILOTS):
             pilot = runs.pilot(self._chains, gradients, (h, count), 1, num_draws)

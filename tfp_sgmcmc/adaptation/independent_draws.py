@@ -59,7 +59,13 @@ def independent_draws(
       num_results: number of draws of each chain.
       num_chains: number of chains.
     """
-    if found.factor is None or problem.num_examples * runs.dim > _MOST_ENTRIES:
+    if found.factor is None:
+        return None, found
+    if (size := problem.num_examples * runs.dim) > _MOST_ENTRIES:
+        runs.dropped.append(
+            "Independent draws were not tried, because all examples would be evaluated thousands "
+            f"of times: N D is {size:,}, above {_MOST_ENTRIES:,}."
+        )
         return None, found
     log_prob_fn = log_prob_of_vectors(problem, found.center, runs.jit_compile)
     mean = flatten_events(found.center, 0).numpy().astype(np.float64)

@@ -272,7 +272,8 @@ class PilotRuns:
         self, num_chains: int, dim: int, dtype: tf.DType, seed: tf.Tensor, jit_compile: bool
     ):
         start_seed, self._seed = random.split(seed, 2)
-        self.dim, self.dtype, self.jit_compile = dim, dtype, jit_compile
+        self.num_chains, self.dim, self.dtype = num_chains, dim, dtype
+        self.jit_compile = jit_compile
         self._start = dispersed_starts(num_chains, dim, dtype, start_seed)
         self._num_pilots = 0
         self.milliseconds: dict[str, float] = {}

@@ -31,8 +31,8 @@ from tfp_sgmcmc.storage.directory import RunDirectory
 from tfp_sgmcmc.targets import MinibatchLogProb, StreamedLogProb, preflight
 from tfp_sgmcmc.targets.base import kept_program
 
+_FEWEST_ENTRIES = 20_000  # N D; a gradient of fewer costs about what a step's operations cost
 _MOST_RUNS = 3
-_LEAST_EXAMPLES = 200  # a minibatch of fewer takes as long as all of them
 _MISFIT = "the proposals of independent draws do not reach all of the posterior"
 _MOST_LACKING = 3.0  # independent draws are made again with so many times the steps at most
 _MOST_SECONDS = 60.0  # of sampling, for draws that are made again because they are slow
@@ -89,7 +89,13 @@ class KernelSelector:
         self._found = found
         if independent is not None:
             return dataclasses.replace(independent, flags=self._flags)
-        if self._problem.num_examples < _LEAST_EXAMPLES:
+        num_examples = self._problem.num_examples
+        if num_examples * self._runs.dim < _FEWEST_ENTRIES:
+            if num_examples > 1:
+                self._runs.dropped.append(
+                    "UnderdampedLangevin with minibatches was not tried, because a gradient of all "
+                    f"{num_examples:,} examples costs no more than one of a few."
+                )
             return self.with_all_examples(num_results)
         langevin = LangevinSelector(self._problem, found, self._runs, self._noise_seed)
         prepared = langevin()

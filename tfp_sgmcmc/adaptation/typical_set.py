@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tfp_sgmcmc.adaptation.modes import value_and_gradient_of_z
+from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
 from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
 
@@ -16,6 +16,7 @@ _RADIUS = 2.0  # of the uniform starts, in units of the scales at the user's sta
 _LOOKS = (0, 1, 2, 4, 8, 16, 32, 64)  # gradients after which a place is judged
 _NUM_DRAWS = 16  # for the evidence of a place
 _STEP = 0.05  # of finite differences, in scales
+_MOST_AXES, _NUM_SIGNS = 1024, 4  # entries that move one by one, or moves of all at once
 _MOST_ENTRIES = 50_000_000  # rows of data times states that are evaluated for curvatures
 
 Function = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -61,10 +62,11 @@ def typical_starts(
     rng = np.random.default_rng(seed.astype(np.uint32))
     flat = flatten_events(state, 0).numpy().astype(np.float64)
     dim = len(flat)
-    of_offsets = value_and_gradient_of_z(problem, state, np.eye(dim), jit_compile)
+    evaluate = value_and_gradient_of_vectors(problem, state, jit_compile, in_blocks=False)
 
     def at(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return of_offsets(theta - flat)
+        with np.errstate(all="ignore"):  # ascents turn back where derivatives are not finite
+            return evaluate(theta)
 
     scale = np.minimum(_variances(at, flat[np.newaxis], np.ones(dim))[0], 1.0) ** 0.5
     size = _STARTS_PER_CHAIN * num_chains
@@ -105,12 +107,22 @@ def typical_starts(
 
 
 def _variances(at: Function, places: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """Returns one over the sizes of the curvatures along all entries, at places `[K, D]`."""
-    offsets = _STEP * np.diag(scale)
+    """Returns one over the sizes of the curvatures along all entries, at places `[K, D]`.
+
+    Beyond 1024 entries all move together, with random signs, and each entry's mean fall counts.
+    """
+    dim = places.shape[-1]
+    is_exact = dim <= _MOST_AXES
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], [_NUM_SIGNS, dim])
+    offsets = _STEP * (np.diag(scale) if is_exact else scale * signs)
     ends = places[:, np.newaxis, np.newaxis] + np.stack([offsets, -offsets])
-    slopes = at(ends.reshape(-1, places.shape[-1]))[1].reshape(ends.shape)
+    slopes = at(ends.reshape(-1, dim))[1].reshape(ends.shape)
     with np.errstate(all="ignore"):
-        falls = np.diagonal(slopes[:, 1] - slopes[:, 0], axis1=-2, axis2=-1)
+        falls = slopes[:, 1] - slopes[:, 0]
+        if is_exact:
+            falls = np.diagonal(falls, axis1=-2, axis2=-1)
+        else:
+            falls = (signs * falls).mean(axis=-2)
         curvature = np.abs(falls) / (2 * _STEP * scale)
     curvature = np.where(np.isfinite(curvature), curvature, 0.0)
     # A flat direction is at most a hundred scales wide.

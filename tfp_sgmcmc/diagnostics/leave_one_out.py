@@ -251,8 +251,7 @@ def compare(models: Mapping[str, Any]) -> Comparison:
       ...         tfd.Normal(0., 10.).log_prob,
       ...         lambda t, d: tfd.Normal(t[..., None] * d[0]**slope, 1.).log_prob(d[1]),
       ...         data=(x, y), batch_size=50)
-      ...     hmc = tfp.mcmc.HamiltonianMonteCarlo(target, 0.05, 3)
-      ...     return sgmcmc.sample_chain(hmc, tf.ones([4]), 500, seed=0, progress_bar=False)
+      ...     return sgmcmc.sample(target, tf.zeros([]), 500, seed=0, progress_bar=False)
       >>> found = sgmcmc.compare({"constant": sampled(0), "line": sampled(1)})
       >>> found.names, bool(found.differences[1].value < -100)
       (('line', 'constant'), True)

@@ -86,11 +86,13 @@ class ProgressLines:
     """
 
     def __init__(self, total: int, initial: int, unit: str):
-        self._total, self._initial, self._unit = total, initial, unit
-        self._done, self._health = initial, ""
+        self._total, self._initial = total, initial
+        self._units = unit + ("es" if unit.endswith("ch") else "s")
+        self._done: float = initial
+        self._health = ""
         self._began = self._told = time.monotonic()
 
-    def update(self, done: int, position: Position | None) -> None:
+    def update(self, done: float, position: Position | None = None) -> None:
         """Notes the units that are done, and writes a line if the last one is ten seconds old."""
         self._done = done
         if position is not None:
@@ -106,12 +108,13 @@ class ProgressLines:
         self._told = time.monotonic()
         seconds = max(self._told - self._began, 1e-9)
         rate = (self._done - self._initial) / seconds
-        left = (self._total - self._done) / rate if rate > 0 else 0.0
-        rest = f", {left:.0f} s left" if self._done < self._total else ""
-        percent = 100 * self._done // max(self._total, 1)
+        left = (self._total - self._done) / max(rate, 1e-9)
+        rest = f", {left:.0f} s left" if rate > 0 and self._done < self._total else ""
+        percent = int(100 * self._done / max(self._total, 1))
+        pace = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
         print(
-            f"{percent} % of {self._total:,} {self._unit}s in {seconds:.1f} s{rest}, "
-            f"{rate:,.0f} {self._unit}s/s{self._health}",
+            f"{percent} % of {self._total:,} {self._units} in {seconds:.1f} s{rest}, "
+            f"{pace} {self._units}/s{self._health}",
             file=sys.stderr,
             flush=True,
         )

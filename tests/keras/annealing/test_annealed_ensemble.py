@@ -158,6 +158,19 @@ def test_weights_of_examples_are_relative_to_their_mean(sampler):
     assert_close(found.samples, sampler.samples, rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.parametrize("weights", [np.zeros(N), np.r_[np.ones(N - 1), -1.0]])
+@pytest.mark.parametrize("is_array", [True, False])
+def test_weights_that_are_negative_or_zero_are_refused(weights, is_array):
+    """Of data that are not arrays, only the pool sees all rows."""
+    x, y, batch_size = X, Y, B
+    if not is_array:
+        x = tf.data.Dataset.from_tensor_slices((X, Y, weights)).batch(B)
+        y = weights = batch_size = None
+    callbacks = [sgmcmc.keras.SamplerCallback()]
+    with pytest.raises(ValueError, match="must not be negative, and not all zero"):
+        affine().fit(x, y, batch_size, sample_weight=weights, shuffle=False, callbacks=callbacks)
+
+
 def test_pool_and_members_do_not_depend_on_the_kind_of_data(sampler):
     others = [
         run(Batches(), None, collect=sgmcmc.keras.Collect(0, 0)),

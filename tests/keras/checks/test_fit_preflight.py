@@ -72,7 +72,9 @@ class TestStability:
             assert bool(told) == is_told  # at the start, and perhaps once later
             assert not is_told or f"must be below {limit:.3g}" in told[0]
 
-    @pytest.mark.parametrize("scheme", [pytest.param("midpoint", marks=pytest.mark.thorough), "euler"])
+    @pytest.mark.parametrize(
+        "scheme", [pytest.param("midpoint", marks=pytest.mark.thorough), "euler"]
+    )
     def test_a_sigma_beyond_the_explicit_scheme_is_told(self, scheme):
         """The friction by Sigma, h^2 / 2 times its largest eigenvalue, is 2.2 and then 0.22."""
         v = np.cov((X * (0.5 - Y)).T)
@@ -191,6 +193,11 @@ class TestWeights:
     def test_weights_that_are_far_from_one_on_average_are_told(self, weights, is_told):
         told = messages(classifier(), standard(), **weights)
         assert [m.startswith("The weights of the examples") for m in told] == [True] * is_told
+
+    @pytest.mark.parametrize("weights", [np.zeros(N), np.r_[np.ones(N - 1), -1.0]])
+    def test_weights_that_are_no_powers_of_a_likelihood_are_refused(self, weights):
+        with pytest.raises(ValueError, match="must not be negative, and not all zero"):
+            fit(classifier(), standard(), sample_weight=weights)
 
     def test_class_weights_of_a_data_set(self):
         data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(N)

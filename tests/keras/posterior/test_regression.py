@@ -5,6 +5,8 @@ predictive are normal. The posterior is drawn exactly, so that all that can be w
 library makes of the samples.
 """
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -38,6 +40,18 @@ def exact(count=S, spread=1.0, scale=SIGMA, loss=None, seed=1):
     draws = np.random.default_rng(seed).multivariate_normal(MEAN, spread * COVARIANCE, size=count)
     model = linear(loss or losses.GaussianNLL(scale), 1, run_eagerly=False, jit_compile=False)
     return small_models.posterior_of(model, [draws[..., np.newaxis].astype(np.float32)])
+
+
+def test_long_calls_without_a_terminal_show_lines(monkeypatch, capsys):
+    """Each batch's quantiles take their part of the time, of which the averages take a tenth."""
+    clock = iter(range(0, 10_000, 11))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    posterior = exact(50)
+    posterior.predict(X, batch_size=1, quantiles=[0.1])
+    posterior.predict(X, batch_size=1, quantiles=[0.1], verbose=0)
+    lines = capsys.readouterr().err.splitlines()
+    pattern = r"(\d+) % of 6 batches in [\d.]+ s, \d+ s left, 0.0\d+ batches/s"
+    assert [int(re.fullmatch(pattern, line)[1]) for line in lines][-5:] == [25, 40, 55, 69, 84]
 
 
 def check_moments(posterior):

@@ -9,6 +9,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tests.targets.logistic_regression import X, log_prior, regression, score
+from tfp_sgmcmc.targets.laplace import low_rank_hessian
 from tfp_sgmcmc.targets.laplace.quadratic import quadratic_at
 
 tfb, tfd = tfp.bijectors, tfp.distributions
@@ -95,6 +96,35 @@ def test_draws_come_back_with_the_moments_of_the_posterior() -> None:
 
     assert largest_error(z) < 6
     assert largest_error(tf.random.stateless_normal(z.shape, [0, 1], dtype=z.dtype)) > 6
+
+
+def test_a_diagonal_hessian_is_exact_without_an_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 groups of 1 to 7 rows. An iteration would find each of the 7 curvatures once."""
+    counts = 1 + np.arange(300) % 7
+    target = sgmcmc.MinibatchLogProb(
+        lambda w: -0.5 * tf.reduce_sum(w**2, axis=-1),
+        lambda w, batch: -0.5 * tf.gather(w, batch, axis=-1) ** 2,
+        np.repeat(np.arange(300), counts),
+        5,
+    )
+    monkeypatch.delattr(low_rank_hessian, "lanczos")
+    found = quadratic_at(target, tf.zeros([300], tf.float64), "low_rank")
+    np.testing.assert_allclose(found.diagonal, 1.0 + counts, rtol=1e-12)
+    assert found.vectors.shape == (300, 0)
+
+
+def test_which_hessians_are_diagonal() -> None:
+    """Two coupled entries of 300 are seen. Few entries beyond the prior's keep unit vectors."""
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], [20, 300])
+    matrix = np.diag(np.r_[41.0, 3.0, np.ones(298)])
+    whole = low_rank_hessian._exact_diagonal(signs @ matrix, signs)
+    assert whole is not None
+    np.testing.assert_allclose(whole, np.diag(matrix))
+    found = low_rank_hessian._of_diagonal(whole, np.ones(300), tf.float64)
+    np.testing.assert_allclose(-found.hessian.to_dense(), matrix)
+    assert found.values.shape == (2,)
+    matrix[7, 8] = matrix[8, 7] = 0.1
+    assert low_rank_hessian._exact_diagonal(signs @ matrix, signs) is None
 
 
 def test_bad_input() -> None:

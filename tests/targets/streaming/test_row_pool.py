@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives
 from tfp_sgmcmc.targets.streaming.pooled import PooledLogProb
 
 tfd = tfp.distributions
@@ -124,11 +125,24 @@ START = tf.zeros([D], tf.float64)
         pytest.param("poisson", False, marks=pytest.mark.thorough),
     ],
 )
-def test_the_posterior_is_that_of_all_rows(name: str, linear: bool) -> None:
-    """Compares posteriors at the same draws, so nothing is left to chance but the pool."""
-    problem = problem_of(MODELS[name])
+def test_the_posterior_is_that_of_all_rows(
+    name: str, linear: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compares posteriors at the same draws, so nothing is left to chance but the pool.
+
+    Blocks of the last pass and of the pool have one program.
+    """
+    problem, traces = problem_of(MODELS[name]), []
+    of_block = "_linear_hessian" if linear else "_hessian"
+    original = getattr(BlockDerivatives, of_block)
+
+    def traced(self: Any, *args: Any) -> Any:
+        traces.append(self)
+        return original(self, *args)
+
+    monkeypatch.setattr(BlockDerivatives, of_block, traced)
     pool, report = sgmcmc.draw_pool(streamed(MODELS[name], problem, linear), START)
-    assert isinstance(pool, PooledLogProb)
+    assert isinstance(pool, PooledLogProb) and len(traces) == 1
     assert report.num_examples == N and report.num_rows <= MOST
     assert [p.num_rows for p in report.passes] == [N] * 3  # of at most four
     exact = moments(problem, problem.log_probs)

@@ -56,11 +56,15 @@ class AutomaticFit:
 
     @property
     def logs(self) -> dict[str, float]:
-        """The temperatures by their names in the logs."""
+        """The measured temperature of the hottest direction, once there are enough steps.
+
+        All others are in `temperatures`: epoch lines stay short.
+        """
+        measured = self.temperatures.get("measured", {})
         return {
-            f"{kind}_temperature_{name}": value
-            for kind, found in self.temperatures.items()
-            for name, value in found.items()
+            f"measured_temperature_{name}": measured[name]
+            for name in ("worst", "worst_error")
+            if math.isfinite(measured.get(name, math.nan))
         }
 
     def begin_epoch(

@@ -85,8 +85,9 @@ class Preflight:
         """Checks what is known before the first batch; returns the problem.
 
         Raises:
-          ValueError: the data do not have N examples, the model cannot take batches that grow, or a
-            chain that has moved had other data or expects independent batches.
+          ValueError: the data do not have N examples, weights are negative or all zero, the model
+            cannot take batches that grow, or a chain that has moved had other data or expects
+            independent batches.
 
         Warns:
           UserWarning: the examples' weights are far from 1 on average, or callbacks change a
@@ -97,8 +98,8 @@ class Preflight:
         if self._checks_size or isinstance(source.dataset, IndependentBatches):
             check_size(source, self._num_examples)
         check_growth(model, source)
-        if not self.has_relative_weights and (chain is None or chain.state.is_new):
-            check_weights(source)
+        if chain is None or chain.state.is_new:
+            check_weights(source, self.has_relative_weights)
         self._callback_list = callback_list
         of_all = self._checksums.describe(source)
         if is_stored and chain is not None:
@@ -299,19 +300,31 @@ def check_growth(model: keras.Model, source: Source) -> None:
         )
 
 
-def check_weights(source: Source) -> None:
-    """Warns if sample or class weights are far from 1 on average.
+def check_weights(source: Source, are_relative: bool) -> None:
+    """Checks sample and class weights; those of data that are not arrays in one batch.
+
+    Raises:
+      ValueError: a weight is negative, or all are zero.
 
     Warns:
-      UserWarning: the mean weight is below 1/3 or above 3.
+      UserWarning: the mean weight is below 1/3 or above 3, unless only their ratios count.
     """
     given = source.arrays[2] if source.arrays is not None else None
     if source.arrays is None and (batch := source.batch(_MANY)) is not None:
         given = batch[2]
     for weights in [] if given is None else keras.tree.flatten(given):
-        if weights is None or math.prod(weights.shape[1:]) != 1 or not weights.shape[0]:
+        if weights is None or not weights.shape[0]:
+            continue
+        array = np.asarray(weights)
+        is_zero = source.arrays is not None and not array.any()
+        if is_zero or array.min() < 0:
+            raise ValueError(
+                "sample_weight and class_weight must not be negative, and not all zero. Received: "
+                f"weights from {array.min():.3g} to {array.max():.3g}."
+            )
+        if are_relative or math.prod(array.shape[1:]) != 1:
             continue  # weights within an example, such as a mask
-        mean = float(np.mean(np.asarray(weights), dtype=np.float64))
+        mean = float(np.mean(array, dtype=np.float64))
         if not 1 / 3 <= mean <= 3.0:
             warnings.warn(
                 "The weights of the examples (sample_weight, or class_weight) should be 1 on "

@@ -44,6 +44,9 @@ def left_out_pool(
       num_examples: N.
       num_chains: C.
       key: see `RowsOfChains`.
+
+    Raises:
+      ValueError: the rows' weights are all zero, or one is negative.
     """
     if source.passes is None:
         return None
@@ -82,7 +85,12 @@ def _candidates(
         return None
     hashes, x, y = zip(*parts, strict=True)
     known = np.concatenate(weights)
-    mean = float(known.mean(dtype=np.float64)) if len(known) and known.sum() > 0 else 1.0
+    mean = float(known.mean(dtype=np.float64)) if len(known) else 1.0
+    if not mean > 0 or known.min(initial=0) < 0:
+        raise ValueError(
+            "sample_weight must not be negative, and not all zero. Received: weights from "
+            f"{known.min():.3g} to {known.max():.3g}."
+        )
     return np.concatenate(hashes), _joined(x), _joined(y), mean
 
 

@@ -14,10 +14,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import integer
+from tfp_sgmcmc.sampling.progress import ProgressLines
 
 _BLOCK_ENTRIES = 2**24  # entries of the batches that go through all samples side by side
 _MOST_BATCHES = 100_000  # of a Python generator that was given without steps
 _ROWS = 32  # Keras' default batch size
+_LINES = -1  # what "auto" is where nobody watches: a line every ten seconds
 _GENERATOR = "a generator"
 _UNFIT_WEIGHTS = (
     "sample_weight must have finite weights that are not negative and not all zero. Received: "
@@ -79,7 +81,8 @@ class Batches:
           ValueError: the data are empty, a batch does not fit the model, or a Python generator
             without `steps` does not end.
         """
-        bar = keras.utils.Progbar(self.num_batches, verbose=self._verbose)
+        bar = keras.utils.Progbar(self.num_batches, verbose=max(self._verbose, 0))
+        lines = ProgressLines(self.num_batches or 0, 0, "batch")
         done = 0
         for block in self._blocks():
             start, size = done, len(block)
@@ -87,12 +90,14 @@ class Batches:
             def tick(share: float, start: int = start, size: int = size) -> None:
                 if self._verbose == 1:
                     bar.update(start + int(share * size), finalize=False)
+                elif self._verbose == _LINES:
+                    lines.update(start + share * size)
 
             yield block, tick
             done += size
         if not done:
             raise ValueError(f"x must have at least one batch. Received: {self._kind} without any.")
-        if self._verbose:
+        if self._verbose > 0:
             bar.target = done  # known only now if the data have no length
             bar.update(done, finalize=True)
         if self._steps is not None and done < self._steps:
@@ -202,10 +207,10 @@ def _kind_of_data(x: Any) -> str | None:
 
 
 def _verbosity(verbose: Any) -> int:
-    """Returns 0, 1 or 2; "auto" is 1 in a terminal or a notebook, and 0 elsewhere."""
+    """Returns 0, 1 or 2; "auto" is 1 in a terminal or a notebook, and `_LINES` elsewhere."""
     if isinstance(verbose, str) and verbose == "auto":
         is_watched = "ipykernel" in sys.modules or getattr(sys.stdout, "isatty", bool)()
-        return int(is_watched)
+        return 1 if is_watched else _LINES
     if not isinstance(verbose, int) or verbose not in (0, 1, 2):
         raise ValueError(f"verbose must be 'auto', 0, 1 or 2. Received: {verbose!r}.")
     return int(verbose)

@@ -196,9 +196,10 @@ class Evaluator:
         """Yields the averages over samples for each batch."""
         rows = 0
         for block, tick in self._blocks(data):
-            found = self._averages(samples, [(x, y) for x, y, _ in block], tick)
+            pairs = [(x, y) for x, y, _ in block]
+            found = self._averages(samples, pairs, lambda done, tick=tick: tick(done / 2))
             check_finite([part.maximum + part.scaled for part in found], block, rows)
-            for (x, y, weight), part in zip(block, found, strict=True):
+            for number, ((x, y, weight), part) in enumerate(zip(block, found, strict=True), 1):
                 _, _, (mean, masks), maximum, scaled = tf.nest.map_structure(np.asarray, [*part])
                 compiled_loss.check_probabilities(self._model, mean)
                 with np.errstate(divide="ignore"):  # an impossible example
@@ -206,6 +207,7 @@ class Evaluator:
                 weight = row_weight(weight, len(log_density))
                 labels = compiled_loss.labels(self._model, y, mean)
                 yield Evaluated(x, labels, weight, log_density, mean, masks)
+                tick((1 + number / len(block)) / 2)
                 rows += len(log_density)
 
     def _blocks(self, data: Batches) -> Iterator[tuple[list[Batch], Tick]]:

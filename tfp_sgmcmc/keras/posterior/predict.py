@@ -26,6 +26,7 @@ from tfp_sgmcmc.keras.posterior.sample_loops import (
 )
 
 _SHOWN_ROWS, _SHOWN_COLUMNS = 10, 4
+_SHARE_OF_AVERAGES = 0.1  # of the time of a prediction with quantiles, for the progress bar
 Activation = Callable[[Any], Any] | str | None
 
 
@@ -174,13 +175,15 @@ class Predictor:
         """Predicts for the inputs of `data`, with quantiles at the given levels."""
         averages: list[Averages] = []
         quantiles, rows = [], 0
+        share = 1.0 if levels is None else _SHARE_OF_AVERAGES
         for block, tick in data.blocks():
             inputs = [x for x, *_ in block]
-            found = self._averages(samples, inputs, tick)
+            found = self._averages(samples, inputs, lambda done, tick=tick: tick(share * done))
             check_finite([part.mean[0] for part in found], block, rows)
             if levels is not None:
-                for number, (x, part) in enumerate(zip(inputs, found, strict=True), len(averages)):
-                    quantiles.append(self._quantiles(samples, x, part, levels, number))
+                for i, (x, part) in enumerate(zip(inputs, found, strict=True)):
+                    quantiles.append(self._quantiles(samples, x, part, levels, len(averages) + i))
+                    tick(share + (1 - share) * (i + 1) / len(block))
             averages += found
             rows += sum(map(num_rows, inputs))
         (mean, means), (variance, spreads), (of_samples, noises), *_ = (
@@ -244,11 +247,11 @@ class Predictor:
         chosen = systematic(shares, num_draws or len(shares), first)
         parts = []
         for block, tick in data.blocks():
-            outputs = [self._outputs(samples, [x], no_tick) for x, *_ in block]
-            for number, nest in enumerate(outputs, len(parts)):
-                taken = keras.tree.map_structure(lambda y: samples.flat(y)[chosen], nest)
-                parts.append(self._draws_of(taken, random.fold_in(each, number)))
-            tick(1.0)
+            for done, (x, *_) in enumerate(block, 1):
+                outputs = self._outputs(samples, [x], no_tick)
+                taken = keras.tree.map_structure(lambda y: samples.flat(y)[chosen], outputs)
+                parts.append(self._draws_of(taken, random.fold_in(each, len(parts))))
+                tick(done / len(block))
         return joined(parts, axis=1)
 
     def _draws_of(self, outputs: Any, seed: tf.Tensor) -> Any:

@@ -21,6 +21,7 @@ _MOST_ENTRIES = 2**25  # in all vectors that the Lanczos iteration keeps
 _MOST_EXAMPLES = 16_384
 _NEGLIGIBLE = 0.01  # a share of the diagonal's curvature
 _EXACT_DIAGONAL = 1024  # entries up to which diagonals come from products with unit vectors
+_NUM_LOOKS = 20  # products that must agree for a diagonal matrix: a pair is missed in 2^19 cases
 _NUM_SIGNS = 64  # random vectors that estimate the diagonal of a larger prior's Hessian
 
 
@@ -131,7 +132,9 @@ def low_rank_at(
     Laplace distribution) P is the diagonal of the likelihood's curvature. U and s are eigenpairs of
     \( P^{-1/2} (-H) P^{-1/2} - I \), from a Lanczos iteration with up to 256 products of the
     Hessian over all data, or over 16,384 random examples of larger data. It stops when the
-    remaining eigenvalues are below 0.01. With `is_diagonal` P is the diagonal of all curvature, and
+    remaining eigenvalues are below 0.01. A diagonal H needs no iteration, which would find only one
+    of equal eigenvalues; P is its diagonal if more than k entries differ from the prior's. With
+    `is_diagonal` P is the diagonal of all curvature, and
     k is 0. The likelihood's diagonal is exact up to 1024 entries. Beyond, it is the sum of the
     examples' squared scores, whose expectation is -H if the model is right.
 
@@ -145,8 +148,14 @@ def low_rank_at(
     flat = flatten_events(center, 0)
     theta, dim = flat.numpy(), flat.shape[0]
     signs = np.random.default_rng(0).choice([-1.0, 1.0], [_NUM_SIGNS, dim])
-    found = products(theta, signs[:1])
+    found = products(theta, signs[: 1 if is_diagonal else _NUM_LOOKS])
     check_curved(found.likelihood)
+    if not is_diagonal:
+        whole = _exact_diagonal(-(found.likelihood + found.prior), signs)
+        if whole is not None:
+            check_definite(whole.min())
+            prior = _exact_diagonal(-found.prior, signs)
+            return _of_diagonal(whole, prior, flat.dtype), found.gradient
     diagonal = _diagonal(lambda v: -products(theta, v).prior, signs)
     missing = diagonal <= 0
     if is_diagonal or missing.any():
@@ -181,7 +190,7 @@ def _eigenpairs(
         return -scale * found - v
 
     start = np.random.default_rng(1).standard_normal(dim)
-    most, left = max(1, min(_MOST_RANK, _MOST_ENTRIES // dim)), []
+    most, left = _most_rank(dim), []
     for found in lanczos(product, start, most, lambda v: v):
         # A tridiagonal matrix with a and b in its last rows has a spectrum up to a + 2 b.
         left.append(found.matrix[-1, -1] + 2 * found.rest)
@@ -192,6 +201,31 @@ def _eigenpairs(
     matters = np.abs(values) > _NEGLIGIBLE
     rest = max(left[-10:]) if len(left) == most < dim else 0.0
     return found.basis.T @ turned[:, matters], values[matters], float(max(rest, 0.0))
+
+
+def _exact_diagonal(products: np.ndarray, signs: np.ndarray) -> np.ndarray | None:
+    """Returns the diagonal of a matrix that is diagonal by its products with random signs."""
+    by_signs = products * signs[: len(products)]
+    found = by_signs.mean(axis=0)
+    atol = 1e-6 * np.abs(found).max()
+    return found if np.allclose(by_signs, found, rtol=1e-4, atol=atol) else None
+
+
+def _of_diagonal(whole: np.ndarray, prior: np.ndarray | None, dtype: tf.DType) -> LowRankHessian:
+    """Returns the curvature of a diagonal Hessian, with unit vectors as U if they are few."""
+    diagonal, dim = whole, len(whole)
+    vectors, values = np.zeros([dim, 0]), np.zeros([0])
+    if prior is not None and (prior > 0).all():
+        excess = whole / prior - 1
+        at = np.flatnonzero(np.abs(excess) > _NEGLIGIBLE)
+        if len(at) <= _most_rank(dim):
+            diagonal, values, vectors = prior, excess[at], np.zeros([dim, len(at)])
+            vectors[at, np.arange(len(at))] = 1
+    return LowRankHessian(*(tf.constant(x, dtype) for x in (diagonal, vectors, values)))
+
+
+def _most_rank(dim: int) -> int:
+    return max(1, min(_MOST_RANK, _MOST_ENTRIES // dim))
 
 
 def _diagonal(product: Callable[[np.ndarray], np.ndarray], signs: np.ndarray) -> np.ndarray:

@@ -154,7 +154,7 @@ def map_blocks(
                 weights = np.ones([size])
                 if count < size:
                     weights[count:] = 0
-                    rows = tf.nest.map_structure(lambda x: _filled(x, size), rows)
+                    rows = tf.nest.map_structure(lambda x: filled(x, size), rows)
                 window.append((rows, count, pool.submit(of_block, rows, weights)))
                 if len(window) > workers:
                     block, num_rows, future = window.popleft()
@@ -191,6 +191,7 @@ def sum_blocks(
     return total.times(target.num_examples / seen), seen
 
 
-def _filled(x: tf.Tensor, size: int) -> tf.Tensor:
+def filled(x: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns rows with copies of the last one, `size` in all."""
     copies = tf.repeat(x[-1:], size - len(x), axis=0)
     return tf.concat([x, copies], axis=0)

@@ -22,7 +22,7 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
 )
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
-from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums
+from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums, filled
 from tfp_sgmcmc.targets.streaming.passes import (
     DrawnRows,
     DrawRows,
@@ -45,7 +45,6 @@ from tfp_sgmcmc.targets.streaming.stream_parts import Show, StreamParts
 MOST_DIMENSIONS = 1024
 _MOST_PILOT_ROWS = 100_000
 _MOST_POOLS = 2
-_POOL_BLOCK = 2**14
 
 
 def draw_pool(
@@ -191,7 +190,8 @@ def draw_pool(
     del rows, pilot, found
     assert drawn is not None
     pool = PooledLogProb(model, drawn.rows, (1 / drawn.probabilities).astype(np.float32))
-    lacking = drawn.sums.plus(_sums_of(pool, theta, state, jit_compile).times(-1.0))
+    derivatives = BlockDerivatives(model, state, first.block_rows, True, jit_compile)
+    lacking = drawn.sums.plus(_sums_of(pool, theta, derivatives, first.block_rows).times(-1.0))
     radius = fading_radius(lacking.gradient, factor)
     numbers = lacking.log_likelihood, lacking.gradient, lacking.hessian, precision, radius
     correction = Correction(*(tf.constant(x, _dtype(state)) for x in (theta, *numbers)))
@@ -250,18 +250,17 @@ def _factor(precision: np.ndarray) -> np.ndarray:
     return root_of_inverse(symmetric)
 
 
-def _sums_of(pool: PooledLogProb, theta: np.ndarray, like: State, jit_compile: bool) -> Sums:
-    """Returns the sums over the pool's weighted rows."""
-    found, total = None, pool.num_examples
-    size = min(_POOL_BLOCK, total)
-    derivatives = BlockDerivatives(pool, like, size, True, jit_compile)
-    for start in range(0, total, size):
-        first = min(start, total - size)
-        weights = (np.arange(first, first + size) >= start).astype(np.float64)
-        part = derivatives(theta, pool.rows(tf.range(first, first + size)), weights)
-        found = part if found is None else found.plus(part)
-    assert found is not None
-    return found
+def _sums_of(
+    pool: PooledLogProb, theta: np.ndarray, derivatives: BlockDerivatives, size: int
+) -> Sums:
+    """Returns the sums over the pool's weighted rows, by the program of the passes' blocks."""
+    (rows, weights), found = pool.rows_and_weights(), []
+    weights = weights.numpy()
+    for start in range(0, pool.num_examples, size):
+        block = tf.nest.map_structure(lambda x, at=start: filled(x[at : at + size], size), rows)
+        of_rows = weights[start : start + size]
+        found.append(derivatives(theta, block, np.pad(of_rows, (0, size - len(of_rows)))))
+    return _total(found)
 
 
 def _check_rows_of_chains(model: MinibatchLogProb, center: State, rows: Any) -> None:
