@@ -52,6 +52,7 @@ def run(
     num_results: int = 1000,
     seed: int = 0,
     nuts_seconds: float = 0.0,
+    keep: str = "",
 ) -> Iterator[Row]:
     """Yields a row for each posterior, start and dtype.
 
@@ -62,6 +63,7 @@ def run(
       num_results: draws of each chain.
       seed: seed of the runs, and of the uniform starts.
       nuts_seconds: processor seconds that NUTS may take; 0 leaves it out.
+      keep: a folder that keeps the rows, so that a command that was cut off goes on.
     """
     return rows(
         picked(ALL, posteriors),
@@ -71,6 +73,7 @@ def run(
         num_results,
         seed,
         nuts_seconds,
+        keep,
     )
 
 

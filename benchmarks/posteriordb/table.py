@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +14,7 @@ import tensorflow as tf
 from benchmarks.common import command_line
 from benchmarks.common.tables import Table
 from benchmarks.posteriordb import runs
+from benchmarks.posteriordb.kept import kept
 from benchmarks.posteriordb.posterior import Posterior
 from benchmarks.posteriordb.runs import Run
 from datasets.posteriordb import Moments
@@ -37,15 +40,23 @@ def rows(
     num_results: int,
     seed: int,
     nuts_seconds: float = 0.0,
+    keep: str = "",
 ) -> Iterator[Row]:
     """Yields a row for each posterior, start and dtype; see the commands for the arguments."""
     tf.get_logger().setLevel("ERROR")
     for name, make in posteriors.items():
         posterior = make()
-        reference = reference_of(name, posterior)
-        for kind in starts:
-            for precision in dtypes:
-                at = posterior.start(kind, precision, seed)
+        find = functools.cache(lambda name=name, p=posterior: reference_of(name, p))
+        for kind, precision in itertools.product(starts, dtypes):
+
+            def row(
+                name: str = name,
+                posterior: Posterior = posterior,
+                find: Any = find,
+                kind: str = kind,
+                precision: str = precision,
+            ) -> Row:
+                at, reference = posterior.start(kind, precision, seed), find()
                 found = runs.automatic(posterior, reference, precision, at, num_results, seed)
                 other = None
                 if nuts_seconds:
@@ -54,7 +65,10 @@ def rows(
                     other = runs.nuts(posterior, reference, *options)
                 dimension = sum(int(np.prod(shape)) for shape in posterior.shapes.values())
                 size = len(tf.nest.flatten(posterior.data)[0])
-                yield Row(name, kind, precision, dimension, size, found, other)
+                return Row(name, kind, precision, dimension, size, found, other)
+
+            of_run = f"{name}_{kind}_{precision}_{num_results}_draws_{nuts_seconds:g}_s_seed_{seed}"
+            yield kept(keep, of_run, row)
 
 
 def picked(

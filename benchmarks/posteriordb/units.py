@@ -24,6 +24,7 @@ import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
 from benchmarks.common.tables import Table
 from benchmarks.posteriordb.__main__ import ALL
+from benchmarks.posteriordb.kept import kept
 from benchmarks.posteriordb.posterior import Posterior
 from benchmarks.posteriordb.table import picked
 from tfp_sgmcmc.internal.nest import call_with_state, flatten_events, unflatten_events
@@ -43,15 +44,18 @@ class Row(NamedTuple):
     of_first_order: float
 
 
-def run(*, posteriors: tuple[str, ...] = ("all",), seed: int = 0) -> Iterator[Row]:
+def run(*, posteriors: tuple[str, ...] = ("all",), seed: int = 0, keep: str = "") -> Iterator[Row]:
     """Yields a row for each posterior.
 
     Args:
       posteriors: names, or beginnings of names; "all" for all.
       seed: seed of the powers of ten.
+      keep: a folder that keeps the rows, so that a command that was cut off goes on.
     """
     for name, make in picked(ALL, posteriors).items():
-        yield compared(name, make(), np.random.default_rng(seed))
+        rng = np.random.default_rng(seed)
+        row = kept(keep, f"{name}_{seed}", lambda n=name, m=make, rng=rng: compared(n, m(), rng)[:])
+        yield Row(*row)
 
 
 def compared(name: str, posterior: Posterior, rng: np.random.Generator) -> Row:

@@ -10,8 +10,12 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.adaptation.centered_hierarchy import find_centered_hierarchy
+from tfp_sgmcmc.adaptation import fallback
+from tfp_sgmcmc.adaptation.centered_hierarchy import find_centered_hierarchy, hierarchy_around
+from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode
 from tfp_sgmcmc.adaptation.noncentering import noncentered
+from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
+from tfp_sgmcmc.adaptation.target_arguments import as_problem
 from tfp_sgmcmc.adaptation.typical_set import typical_starts
 
 tfb, tfd = tfp.bijectors, tfp.distributions
@@ -60,6 +64,15 @@ def test_a_centered_hierarchy_is_recognised_by_its_prior() -> None:
     assert len(found.remedy.splitlines()) == 4
 
 
+def test_a_hierarchy_is_found_before_any_search() -> None:
+    """From zeros: the search for a mode ends in the neck, and is not repeated."""
+    found = hierarchy_around(schools(True), START)
+    assert found is not None and found.entries == (*range(8),)
+    assert hierarchy_around(schools(False), START) is None
+    with pytest.raises(NotNearGaussian, match="the width of effect depends on tau"):
+        whiten_at_mode(schools(True), START)
+
+
 def test_effects_become_standard_normals() -> None:
     """The centred model in the new coordinates is the non-centred one, Jacobian included."""
     start = {**START, "tau": tf.constant(0.7, tf.float64), "mean": tf.constant(2.0, tf.float64)}
@@ -73,6 +86,42 @@ def test_effects_become_standard_normals() -> None:
     effects = z[:, 8:9] + np.exp(z[:, 9:]) * z[:, :8]
     np.testing.assert_allclose(parameters["effect"], effects)
     np.testing.assert_allclose(target.bijector.inverse(parameters), z)
+
+
+def test_hierarchies_in_other_forms_are_recognised() -> None:
+    """A plain log posterior, and a joint distribution with pinned data.
+
+    The plain one has no prior: its effects are normal given data and scale, which is as good.
+    """
+    model = schools(True).with_bijector(None)
+    problem = as_problem(lambda **parameters: model(**parameters), {"tau": tfb.Exp()})
+    found = find_centered_hierarchy(problem, START, rows(True))
+    assert found is not None and found[:2] == ("effect", "tau") and found.entries == (*range(8),)
+    target, state = noncentered(problem, START, found.entries)
+    z = tf.constant(np.random.default_rng(2).standard_normal([50, 10]))
+    log_tau = np.array([*state[:9], -3.0])  # where all effects are about the mean
+    at = target.constrain(tf.constant(log_tau))
+    np.testing.assert_allclose(at["effect"], np.full(8, at["mean"]), atol=0.1)
+    # Given mean and tau, the effects z are standard normals, whatever the likelihood.
+    fixed = tf.concat([z[:, :8], tf.ones_like(z[:, 8:])], axis=1)
+    alone = target(fixed) + tf.reduce_sum(z[:, :8] ** 2, axis=1) / 2
+    np.testing.assert_allclose(alone, alone[0])
+
+    one = tf.ones([], tf.float64)
+    joint = tfd.JointDistributionNamed(
+        {
+            "mean": tfd.Normal(0 * one, 5 * one),
+            "tau": tfd.HalfCauchy(0 * one, 5 * one),
+            "effect": lambda mean, tau: tfd.Sample(tfd.Normal(mean, tau), 8),
+            "y": lambda effect: tfd.Independent(tfd.Normal(effect, WIDTH), 1),
+        }
+    )
+    pinned = as_problem(joint.experimental_pin(y=tf.constant(Y)))
+    found = find_centered_hierarchy(pinned, START, rows(True))
+    assert found is not None and found[:] == ("effect", "tau", "mean", (*range(8),))
+    state = pinned.constrain(START)
+    expected = joint.log_prob(y=tf.constant(Y), **state)
+    np.testing.assert_allclose(pinned.with_bijector(None)(**state), expected)
 
 
 def test_effects_whose_prior_is_not_normal_stay() -> None:
@@ -89,6 +138,34 @@ def test_effects_whose_prior_is_not_normal_stay() -> None:
     other = sgmcmc.MinibatchLogProb(log_prior, nothing, np.ones(1), bijector={"tau": tfb.Exp()})
     found = find_centered_hierarchy(other, START, rows(True))
     assert found is None or not found.entries
+
+
+def test_correlated_effects_stay_and_so_does_their_mean() -> None:
+    """Given the effects, the mean is normal with a width that depends on tau, but it is no effect.
+
+    Negative control: independent effects.
+    """
+    for correlation, entries in ((0.5, ()), (0.0, (*range(8),))):
+        matrix = correlation ** np.abs(np.subtract.outer(range(8), range(8)))
+        whitened = tf.constant(np.linalg.inv(np.linalg.cholesky(matrix)))
+
+        def log_prior(
+            effect: tf.Tensor, mean: tf.Tensor, tau: tf.Tensor, whitened: tf.Tensor = whitened
+        ) -> tf.Tensor:
+            z = tf.linalg.matvec(whitened, (effect - mean[..., None]) / tau[..., None])
+            of_effects = -tf.reduce_sum(z**2, axis=-1) / 2 - 8 * tf.math.log(tau)
+            return of_effects - (mean / 5) ** 2 / 2 - tf.math.log1p((tau / 5) ** 2)
+
+        target = sgmcmc.MinibatchLogProb(
+            log_prior,
+            lambda effect, mean, tau, batch: 0 * effect[..., :1] * batch,
+            np.ones(1),
+            bijector={"tau": tfb.Exp()},
+        )
+        found = find_centered_hierarchy(target, START, rows(True))
+        assert found is not None and found.effects == "effect" and found.entries == entries
+        flag = fallback._untrusted(found)
+        assert flag.grade == "wrong" and "depends on tau" in flag and flag.remedy == found.remedy
 
 
 def test_a_non_centered_one_is_not() -> None:

@@ -15,6 +15,7 @@ import tree
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.adaptation import (
+    coordinates,
     draw_checks,
     fallback,
     independent_draws,
@@ -207,6 +208,42 @@ def test_sound_draws_have_no_flag() -> None:
 def test_wrong_draws_are_flagged(options: dict[str, float], told: str) -> None:
     """Negative controls: a width 5 % off, means 0.15 sd off, chains that never met."""
     assert any(told in line for line in Draws(**options).flags())
+
+
+def test_curvature_that_rounding_hides_has_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Powers of an hour up to the eighth."""
+    hour = np.random.default_rng(0).uniform(0, 24, 50)
+    powers = np.stack([hour**k for k in range(9)], axis=1)
+
+    def log_likelihood(w: tf.Tensor, batch: Any) -> tf.Tensor:
+        return -((batch[1] - tf.linalg.matvec(batch[0], w)) ** 2) / 2
+
+    target = sgmcmc.MinibatchLogProb(
+        lambda w: tf.zeros_like(w[..., 0]), log_likelihood, (powers, 0 * hour), dtype="float32"
+    )
+    center = tf.zeros([9])
+    monkeypatch.setattr(coordinates, "_find_center", lambda *_: (center, 1))
+    with pytest.raises(NotNearGaussian, match="rounding in float32 hides") as error:
+        whiten_at_mode(target, center)
+    assert "dtype='float64'" in (error.value.remedy or "")
+
+
+def test_draws_that_fail_in_degenerate_coordinates_have_the_remedy_of_rounding() -> None:
+    """Two columns that are nearly equal; negative control: two that are not."""
+    for least, told in ((1e-10, True), (1e-3, False)):
+        precision = np.array([[1.0, 1 - least], [1 - least, 1.0]])
+        center = tf.zeros([2], tf.float64)
+        found = coordinates.Coordinates(regression(), None, center, None, precision, "hessian", 1)
+        reason = NotNearGaussian("HMC is hardly ever accepted")
+        assert (coordinates.with_known_remedy(reason, found) is not reason) == told
+    assert coordinates.with_known_remedy(reason, None) is reason
+
+
+def test_a_known_remedy_replaces_guesses() -> None:
+    found = convergence(Draws(stuck=0.5).z)
+    (guess,), (told,) = draw_checks._flags(found, 0), draw_checks._flags(found, 0, "Scale it.")
+    assert "funnel" in guess.cause and "Scale it." not in guess
+    assert "funnel" not in told and told.remedy == "Scale it."
 
 
 def test_constants_are_no_draws() -> None:

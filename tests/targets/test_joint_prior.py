@@ -135,3 +135,20 @@ def test_a_start_that_overflows_moves_towards_the_origin() -> None:
     assert finite_start(problem, tf.constant(2.0)) == (tf.constant(2.0), ())
     always, told = finite_start(as_problem(lambda x: x * np.nan), tf.constant(1.0))
     assert float(always) == 1.0 and told == ()
+
+
+def test_a_start_without_density_is_replaced_by_a_random_one() -> None:
+    """The end of a uniform distribution, by its logarithm: no row may lie beyond it.
+
+    At zero and at the start the density is zero, and towards the origin it stays so.
+    """
+
+    def log_likelihood(end: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+        log_prob = tf.where(batch <= end[..., None], -tf.math.log(end)[..., None], -np.inf)
+        return log_prob + tf.zeros_like(batch)
+
+    rows = np.linspace(0.1, 5.0, 9, dtype=np.float32)
+    target = sgmcmc.MinibatchLogProb(lambda end: -end, log_likelihood, rows, bijector=tfb.Exp())
+    state, notes = finite_start(target, tf.constant(-1.0))
+    assert np.isfinite(target(state)) and float(state) > np.log(5)
+    assert "so the run began at a state drawn from (-2, 2)" in notes[0]

@@ -7,12 +7,14 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.adaptation.prior_scale import prior_slopes
-from tfp_sgmcmc.internal.nest import State, part_names
+from tfp_sgmcmc.adaptation.prior_scale import effect_slopes
+from tfp_sgmcmc.internal.nest import State, flatten_events, part_names
 from tfp_sgmcmc.targets import MinibatchLogProb
+from tfp_sgmcmc.targets.base import kept_program
 
 _NUM_ROWS = 24
 _MOST_ENTRIES = 200
+_RADIUS = 2.0  # of uniform states around one
 _STEP = 0.05  # of finite differences, in standard deviations
 _LEAST_CORRELATION = 0.97  # of ranks
 _LEAST_SPREAD = 0.5  # of the log curvature
@@ -65,6 +67,7 @@ def find_centered_hierarchy(
 
     Given its scale, a centred effect has a normal prior, whose curvature is one over the scale's
     square. So the curvatures of the log prior along the effects have the ranks of one other entry.
+    Normal observations add a constant, so the log posterior of a plain callable serves as well.
 
     Args:
       problem: the target.
@@ -77,10 +80,14 @@ def find_centered_hierarchy(
     rows, steps = draws[np.linspace(0, len(draws) - 1, _NUM_ROWS).astype(int)], draws.std(axis=0)
     falls = _falls(problem, like, rows, _STEP * steps)
     logs = _log_curvature(falls)
-    varies = np.isfinite(logs).all(axis=0) & (np.nan_to_num(logs).std(axis=0) > _LEAST_SPREAD)
+    varies = np.isfinite(logs).all(axis=0)
+    logs = np.where(varies, logs, 0.0)
+    varies &= logs.std(axis=0) > _LEAST_SPREAD
+    if not varies.any():
+        return None
     related = np.abs(np.corrcoef(_ranks(logs).T, _ranks(rows).T)[:dim, dim:])
     np.fill_diagonal(related, 0.0)
-    names = _entry_names(like)
+    names = entry_names(like)
     scales = np.argmax(related, axis=1)
     entries = [j for j in np.flatnonzero(varies) if related[j].max() > _LEAST_CORRELATION]
     # Other entries of the draws are related to both, too. At one scale the curvature is the same.
@@ -109,6 +116,23 @@ def find_centered_hierarchy(
     return CenteredHierarchy(effects, scale, others[0] if others else None, apart)
 
 
+def hierarchy_around(problem: MinibatchLogProb, state: State) -> CenteredHierarchy | None:
+    """Returns a centred hierarchy whose effects are normal, by the prior around a state, or None.
+
+    It needs no place in the posterior, so it is found before any search, once for each target.
+    """
+    return kept_program(problem, "hierarchy", state, lambda: _hierarchy_around(problem, state))
+
+
+def _hierarchy_around(problem: MinibatchLogProb, state: State) -> CenteredHierarchy | None:
+    rng, flat = np.random.default_rng(0), flatten_events(state, 0).numpy().astype(np.float64)
+    if not 2 <= len(flat) <= _MOST_ENTRIES:
+        return None
+    rows = flat + rng.uniform(-_RADIUS, _RADIUS, [_NUM_ROWS, len(flat)])
+    found = find_centered_hierarchy(problem, state, rows)
+    return found if found is not None and found.entries else None
+
+
 def _apart(falls: np.ndarray, entries: list[int], names: list[str]) -> tuple[int, ...]:
     """Returns the entries of parts, the largest first, given which no entry moves another one."""
     found = list[int]()
@@ -119,6 +143,8 @@ def _apart(falls: np.ndarray, entries: list[int], names: list[str]) -> tuple[int
         sizes = np.sqrt(diagonal[:, :, np.newaxis] * diagonal[:, np.newaxis])
         if (block - sizes * np.eye(len(more)) <= _APART * sizes).all():
             found = more
+        elif not found:  # correlated effects: what is given them is no effect
+            return ()
     return tuple(int(j) for j in sorted(found))
 
 
@@ -134,7 +160,7 @@ def _are_normal(
     for value in (0.0, 1.0):
         moved = rows.copy()
         moved[:, at] = value
-        zero_and_one.append(prior_slopes(problem, like, moved)[:, at])
+        zero_and_one.append(effect_slopes(problem, like, moved)[:, at])
     precision = zero_and_one[0] - zero_and_one[1]
     local = np.diagonal(falls, axis1=-2, axis2=-1)[:, at]
     return bool(np.all(np.abs(precision - local) <= _LINEAR * local))
@@ -145,7 +171,7 @@ def _falls(
 ) -> np.ndarray:
     """Returns minus the derivatives along entry i of the prior's slopes j, `[rows, i, j]`."""
     ends = rows[:, np.newaxis, np.newaxis] + np.stack([np.diag(steps), -np.diag(steps)])
-    slopes = prior_slopes(problem, like, ends.reshape(-1, len(steps))).reshape(ends.shape)
+    slopes = effect_slopes(problem, like, ends.reshape(-1, len(steps))).reshape(ends.shape)
     return (slopes[:, 1] - slopes[:, 0]) / (2 * steps)[:, np.newaxis]
 
 
@@ -159,7 +185,7 @@ def _ranks(x: np.ndarray) -> np.ndarray:
     return np.argsort(np.argsort(x, axis=0), axis=0).astype(np.float64)
 
 
-def _entry_names(like: State) -> list[str]:
+def entry_names(like: State) -> list[str]:
     """Returns the name of the part of each entry of a flat state."""
     names = [name.removeprefix("state").strip("[']") or "theta" for name in part_names(like)]
     sizes = [x.shape.num_elements() for x in tf.nest.flatten(like)]

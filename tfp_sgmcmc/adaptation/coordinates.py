@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.adaptation.centered_hierarchy import hierarchy_around
 from tfp_sgmcmc.adaptation.prior_scale import (
     NotNearGaussian,
     check_proper,
@@ -39,6 +40,9 @@ _SHARES = (1.0, 0.5, 0.0)  # of the user's start, where the search for a mode be
 _NEWTON_STEPS, _NEAR = 4, 0.03  # steps to the mode end within so many deviations of it
 # Eigenvalues of a Hessian with unit diagonal that rounding does not explain.
 _LEAST = {tf.float32: 1e-6, tf.float64: 1e-11}
+_ROUNDED = 100  # times that; a smaller eigenvalue, of either sign, may be rounding
+_SCALE = "Centre and scale the inputs, and give correlated columns an orthogonal basis (QR)."
+_DOUBLE = "Give the target dtype='float64' and a float64 start. " + _SCALE
 
 
 class Coordinates(NamedTuple):
@@ -92,13 +96,21 @@ def whiten_at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
         raise NotNearGaussian(reason, has_shape=False) from error
     if not np.isfinite(found.posterior).all():
         raise NotNearGaussian("the Hessian at the mode is not finite", has_shape=False)
-    precision, passes = -found.posterior, passes + more
-    if not np.linalg.eigvalsh(to_unit_diagonal(precision)[0])[0] > _LEAST[_dtype(center)]:
+    precision, passes, dtype = -found.posterior, passes + more, _dtype(center)
+    eigenvalue = np.linalg.eigvalsh(to_unit_diagonal(precision)[0])[0]
+    if not eigenvalue > _LEAST[dtype]:
         check_proper(problem, center, _flattest(precision))
-        precision = curved_over_widths(problem, center, found)
+        try:
+            precision = curved_over_widths(problem, center, found)
+        except NotNearGaussian as error:
+            with np.errstate(all="ignore"):
+                offsets = np.abs(found.gradient) / np.sqrt(np.abs(np.diag(found.posterior)))
+            if abs(eigenvalue) > _ROUNDED * _LEAST[dtype] or not offsets.max() < 1.0:
+                raise  # clearly a saddle, or not near a mode
+            raise _rounded(dtype, eigenvalue) from error
         return _by_precision(problem, center, found, precision, "widths", passes)
     try:
-        quadratic = quadratic_of(found, _dtype(center))
+        quadratic = quadratic_of(found, dtype)
     except ExpansionError as error:
         reason = "the likelihood has no curvature at the mode, as where it is piecewise linear"
         raise NotNearGaussian(reason, has_shape=False) from error
@@ -109,15 +121,17 @@ def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:
     """Returns the end of the search from `state`, and the passes over the data that it took.
 
     A start where the likelihood explodes can lead to where all gradients vanish. So a search that
-    finds no mode is repeated from starts nearer to the origin. The higher end counts.
+    finds no mode is repeated from starts nearer to the origin. The higher end counts. A centred
+    hierarchy without a mode has one in other coordinates, so Newton's few steps suffice here.
     """
     best, passes, failure = None, 0, None
+    hierarchy = hierarchy_around(problem, state)
     for share in _SHARES:
         start = tf.nest.map_structure(lambda x, share=share: share * x, state)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the pilot finds out whether the center is good enough
             try:
-                found = find_center(problem, start)
+                found = find_center(problem, start, "auto" if hierarchy is None else "newton")
             except ExpansionError as error:
                 failure = failure or error
                 continue
@@ -126,6 +140,11 @@ def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:
             best = found
         if best[1].converged:
             return best[0], passes
+        if hierarchy is not None:
+            raise NotNearGaussian(
+                f"the search for a mode found none, as where the width of {hierarchy.effects} "
+                f"depends on {hierarchy.scale}"
+            )
     if best is None:
         reason = f"no mode was found ({failure})"
         raise NotNearGaussian(reason, has_shape=False) from failure
@@ -164,6 +183,24 @@ def _step(found: Hessians) -> tuple[np.ndarray, float]:
         return 0 * found.gradient, np.inf
     step = vectors @ ((vectors.T @ (found.gradient / scale)) / eigenvalues) / scale
     return step, float(np.sqrt(max(step @ found.gradient, 0.0)))
+
+
+def _rounded(dtype: tf.DType, eigenvalue: float) -> NotNearGaussian:
+    return NotNearGaussian(
+        f"rounding in {dtype.name} hides the curvature along one direction: scaled to a unit "
+        f"diagonal, the Hessian at the mode has an eigenvalue of {eigenvalue:.0e}",
+        has_shape=False,
+        remedy=_DOUBLE if dtype == tf.float32 else _SCALE,
+    )
+
+
+def with_known_remedy(reason: NotNearGaussian, found: Coordinates | None) -> NotNearGaussian:
+    """Returns the reason, or rounding where the coordinates `found` are nearly degenerate."""
+    if reason.remedy is not None or found is None or found.precision is None:
+        return reason
+    dtype = _dtype(found.center)
+    eigenvalue = np.linalg.eigvalsh(to_unit_diagonal(found.precision)[0])[0]
+    return _rounded(dtype, eigenvalue) if eigenvalue < _ROUNDED * _LEAST[dtype] else reason
 
 
 def _flattest(precision: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.adaptation.centered_hierarchy import entry_names
 from tfp_sgmcmc.adaptation.excess_variance import (
     MOST_WORST,
     ExcessVariance,
@@ -14,17 +15,21 @@ from tfp_sgmcmc.adaptation.excess_variance import (
     guarded_share,
     noise_covariance,
 )
+from tfp_sgmcmc.adaptation.funnel_check import funnel_check
 from tfp_sgmcmc.adaptation.pilot import Convergence, GradientFit, convergence, gradient_fit
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import Certificate
+from tfp_sgmcmc.diagnostics.vector_functions import log_prob_of_vectors
 from tfp_sgmcmc.internal.nest import flatten_events
 from tfp_sgmcmc.sampling.result import Flag, SampleResult
+from tfp_sgmcmc.targets import MinibatchLogProb
 
 _MOST_TESTED = 500  # results at which gradients are taken
 _LEAST_RESULTS = 50
 # Errors that sound draws may show: of the relative variance, and in standard deviations.
 _NOTED_EXCESS, _NOTED_SHIFT = 0.04, 0.05
 _MOST_DIVERGENCES = 0.01  # share of draws
+_FUNNEL = 0.03  # of means and standard deviations, by moves along a funnel
 _CERTAIN = 0.05  # by exact weights, of means in standard deviations and of standard deviations
 
 
@@ -51,7 +56,11 @@ class DrawCheck(NamedTuple):
 
 
 def check_draws(
-    result: SampleResult, prepared: PreparedKernel, seed: tf.Tensor, goal: float
+    result: SampleResult,
+    prepared: PreparedKernel,
+    seed: tf.Tensor,
+    goal: float,
+    problem: MinibatchLogProb,
 ) -> DrawCheck:
     """Checks convergence, gradients and noise; the effective sample size should reach `goal`."""
     states = tf.nest.map_structure(np.asarray, result.states)
@@ -68,7 +77,7 @@ def check_draws(
     varies = _varying(states)
     flat = flatten_events(tf.nest.map_structure(tf.convert_to_tensor, states), 2).numpy()
     found = convergence(flat[..., np.concatenate([x.ravel() for x in varies])])
-    flags, measured = _flags(found, goal), dict[str, Any]()
+    flags, measured = _flags(found, goal, prepared.remedy), dict[str, Any]()
     if result.trace is not None:
         flags += _flags_of_divergences(np.asarray(result.trace["diverging"]))
     line = (
@@ -95,6 +104,8 @@ def check_draws(
         "gradients."
     )
     flags += _flags_of_gradients(fit)
+    if prepared.choices.sampler == "NoUTurnSampler":
+        flags += _flags_of_funnel(states, problem, seed, prepared.remedy)
     if prepared.noise is not None:
         c = prepared.choices
         share, covariance = guarded_share(z), noise_covariance(prepared.noise, z, blocks=4)
@@ -131,18 +142,15 @@ def _flags_of_noise(excess: ExcessVariance, of_pilot: ExcessVariance) -> list[Fl
     ]
 
 
-def _flags(found: Convergence, goal: float) -> list[Flag]:
-    """Returns what convergence diagnostics say against the draws."""
+def _flags(found: Convergence, goal: float, remedy: str | None = None) -> list[Flag]:
+    """Returns what convergence diagnostics say against the draws, with a known `remedy`."""
     flags = []
     if not found.rhat <= found.limit:
-        flags.append(
-            Flag(
-                "wrong",
-                f"The chains disagree: R-hat is {found.rhat:.3f}. The posterior may have several "
-                "modes or a funnel.",
-                "Reparameterise a funnel; ReplicaExchangeSGLD moves between modes.",
-            )
-        )
+        cause = f"The chains disagree: R-hat is {found.rhat:.3f}."
+        if remedy is None:
+            cause += " The posterior may have several modes or a funnel."
+            remedy = "Reparameterise a funnel; ReplicaExchangeSGLD moves between modes."
+        flags.append(Flag("wrong", cause, remedy))
     if not found.ess >= goal:
         flags.append(
             Flag(
@@ -166,6 +174,33 @@ def _flags_of_divergences(diverging: np.ndarray) -> list[Flag]:
             f"{int(diverging.sum())} of {diverging.size} trajectories diverged: the posterior is "
             "narrower in places than the step can follow.",
             "Reparameterise the model, or give scales a prior that keeps them from zero.",
+        )
+    ]
+
+
+def _flags_of_funnel(
+    states: Any, problem: MinibatchLogProb, seed: tf.Tensor, remedy: str | None
+) -> list[Flag]:
+    """Returns a flag if draws spread along a funnel, or shrink, by moves that are exact."""
+    at = problem.unconstrain(tf.nest.map_structure(tf.convert_to_tensor, states))
+    like = tf.nest.map_structure(lambda x: x[0, 0], at)
+    log_prob_fn = log_prob_of_vectors(problem, like)
+    rng = np.random.default_rng(seed.numpy().astype(np.uint32))
+    with np.errstate(all="ignore"):
+        draws = flatten_events(at, 2).numpy().astype(np.float64)
+        found = funnel_check(log_prob_fn, draws, problem.num_examples, rng)
+    if found is None or not found.is_wrong(_FUNNEL, 3.0):
+        return []
+    name = entry_names(like)[found.entry]
+    return [
+        Flag(
+            "wrong",
+            f"The draws miss a part of the posterior: moves along {name} that rescale what narrows "
+            f"with it, and leave the posterior as it is, change its mean by {found.shift:.2f} and "
+            f"its standard deviation by {found.widening:.2f} standard deviations.",
+            remedy
+            or f"Write what narrows with {name} as location + width * z, with z in its place "
+            "(non-centred).",
         )
     ]
 

@@ -13,7 +13,11 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.adaptation.centered_hierarchy import CenteredHierarchy, find_centered_hierarchy
+from tfp_sgmcmc.adaptation.centered_hierarchy import (
+    CenteredHierarchy,
+    find_centered_hierarchy,
+    hierarchy_around,
+)
 from tfp_sgmcmc.adaptation.coordinates import standardize
 from tfp_sgmcmc.adaptation.noncentering import noncentered
 from tfp_sgmcmc.adaptation.nuts import MAX_TREE_DEPTH, run_nuts_pilot
@@ -86,9 +90,12 @@ def _from_typical_set(
 ) -> PreparedKernel:
     """Returns NUTS, or a kernel for the non-centred form of a centred hierarchy."""
     options = num_chains, seeds[0].numpy(), jit_compile
-    starts = typical_starts(problem, state, *options)
-    hierarchy = _hierarchy_around(starts, problem, state, seeds[0].numpy())
+    hierarchy = hierarchy_around(problem, state)
+    starts = None if hierarchy is not None else typical_starts(problem, state, *options)
+    if starts is not None:
+        hierarchy = _hierarchy_around_starts(starts, problem, state, seeds[0].numpy())
     if hierarchy is None:
+        assert starts is not None
         return _nuts(problem, state, starts, seeds[1], jit_compile, reason, seconds)
     other, at = noncentered(problem, state, hierarchy.entries)
     prepared = None
@@ -105,7 +112,7 @@ def _from_typical_set(
     return prepared.with_choices(noncentered=hierarchy.entries)
 
 
-def _hierarchy_around(
+def _hierarchy_around_starts(
     starts: TypicalStarts, problem: MinibatchLogProb, state: State, seed: np.ndarray
 ) -> CenteredHierarchy | None:
     """Returns the centred hierarchy whose effects are normal, by the prior around `starts`."""
@@ -153,14 +160,16 @@ def _nuts(
         f"{pilot.step_size:.2g}, and the metric, the {metric} of its draws.",
     )
     hierarchy = find_centered_hierarchy(problem, pilot.center, pilot.draws)
+    remedy = reason.remedy if hierarchy is None else hierarchy.remedy
     return PreparedKernel(
         tfp.mcmc.NoUTurnSampler(target, **arguments),
         bijector,
         Gradients(FullDataLogProb(target), jit_compile),
         choices,
         lines,
-        (_caveat(reason, None if hierarchy is None else hierarchy.remedy),),
+        (_caveat(reason, remedy) if hierarchy is None else _untrusted(hierarchy),),
         most_results=max(1, int(_MOST_SECONDS / pilot.seconds_per_draw)),
+        remedy=remedy,
         trace_fn=trace_divergences,
     )
 
@@ -205,7 +214,20 @@ def _nogin(
         f"{problem.num_examples} examples, because a step with all of them takes too long."
     )
     kernel, gradients = NOGIN(estimates, **arguments), Gradients(estimates, jit_compile)
-    return PreparedKernel(kernel, bijector, gradients, choices, (line,), (_caveat(reason),))
+    flags = (_caveat(reason, reason.remedy),)
+    return PreparedKernel(
+        kernel, bijector, gradients, choices, (line,), flags, remedy=reason.remedy
+    )
+
+
+def _untrusted(hierarchy: CenteredHierarchy) -> Flag:
+    """Returns the flag of effects that stayed centred, whose chains no check of draws can judge."""
+    return Flag(
+        "wrong",
+        f"Chains of effects whose width depends on {hierarchy.scale} miss its small values, and "
+        "neither R-hat nor divergences need show it.",
+        hierarchy.remedy,
+    )
 
 
 def _caveat(reason: NotNearGaussian, remedy: str | None = None) -> Flag:

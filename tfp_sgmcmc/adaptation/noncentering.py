@@ -9,9 +9,10 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from tfp_sgmcmc.adaptation.prior_scale import density_of_effects
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
-from tfp_sgmcmc.targets.base import value_and_gradient
+from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.laplace.laplace import vector_bijector
 
 tfb = tfp.bijectors
@@ -27,7 +28,8 @@ class NonCentering(tfb.Bijector):
     \]
 
     All other entries stay as they are. The slopes are those of the user's log prior, so nothing
-    needs to be known of how locations and widths depend on other parameters.
+    needs to be known of how locations and widths depend on other parameters. Where only the log
+    posterior is known, its slopes give the normal distribution of the effects given data and rest.
 
     Args:
       problem: the target, whose log prior gives the slopes.
@@ -57,12 +59,12 @@ class NonCentering(tfb.Bijector):
 
     def location_and_width(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns m and w of all entries, which are 0 and 1 where there is no effect."""
-        is_effect = tf.constant(self._is_effect)
+        is_effect, density = tf.constant(self._is_effect), density_of_effects(self._problem)
 
         def slopes(value: float) -> tf.Tensor:
             at = tf.where(is_effect, tf.constant(value, x.dtype), x)
             state = unflatten_events(at, self._like, 0)
-            found = value_and_gradient(self._problem.log_prior, state, connected=False)[1]
+            found = value_and_gradient(density, state, connected=False)[1]
             return flatten_events(found, x.shape.rank - 1)
 
         zero = slopes(0.0)
@@ -87,4 +89,6 @@ def noncentered(
     """Returns the target of flat states whose `entries` are standard normals, and such a state."""
     step = NonCentering(problem, state, entries)
     other = problem.with_bijector(vector_bijector(problem.bijector, state, [step]))
-    return other, step.inverse(flatten_events(state, 0))
+    at = step.inverse(flatten_events(state, 0))
+    kept_program(other, "hierarchy", at, lambda: None)  # it need not be looked for again
+    return other, at

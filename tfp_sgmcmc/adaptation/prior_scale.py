@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from tfp_sgmcmc.targets.laplace.quadratic import Hessians, inverse
 
 NOT_CURVED = "the curvature of the log posterior at its mode is not positive"
 _ROUNDS = 8
+_BLOCK = 100  # states at which a log posterior is evaluated at once
 _NEAR, _FAR = 1e4, 1e6  # deviations from the center at which densities are compared
 
 
@@ -30,11 +32,12 @@ class NotNearGaussian(Exception):
     Args:
       reason: why, as a clause.
       has_shape: whether the posterior's shape is the reason, as for a funnel or several modes.
+      remedy: what to do about it; None if that is not known.
     """
 
-    def __init__(self, reason: str, has_shape: bool = True):
+    def __init__(self, reason: str, has_shape: bool = True, remedy: str | None = None):
         super().__init__(reason)
-        self.has_shape = has_shape
+        self.has_shape, self.remedy = has_shape, remedy
 
 
 class ImproperError(ValueError):
@@ -95,12 +98,36 @@ def with_prior_curvature(found: Hessians, curvature: np.ndarray) -> np.ndarray:
 
 def prior_slopes(problem: MinibatchLogProb, like: State, theta: np.ndarray) -> np.ndarray:
     """Returns gradients of the log prior at rows `[K, D]`, by a trace for each K."""
+    return _slopes(problem, problem.log_prior, "slopes of the prior", like, theta)
 
+
+def effect_slopes(problem: MinibatchLogProb, like: State, theta: np.ndarray) -> np.ndarray:
+    """Returns gradients of `density_of_effects` at rows `[K, D]`."""
+    if problem.has_prior:
+        return prior_slopes(problem, like, theta)
+    padded = np.pad(theta, [(0, -len(theta) % _BLOCK), (0, 0)], mode="edge")
+    options = problem, density_of_effects(problem), "slopes of effects", like
+    blocks = [_slopes(*options, block) for block in np.split(padded, len(padded) // _BLOCK)]
+    return np.concatenate(blocks)[: len(theta)]
+
+
+def density_of_effects(problem: MinibatchLogProb) -> Callable[[State], tf.Tensor]:
+    """Returns the log prior, or the log posterior of a plain callable, whose prior is not known."""
+    return problem.log_prior if problem.has_prior else lambda state: call_with_state(problem, state)
+
+
+def _slopes(
+    problem: MinibatchLogProb,
+    density_fn: Callable[[State], tf.Tensor],
+    name: str,
+    like: State,
+    theta: np.ndarray,
+) -> np.ndarray:
     def of_rows(rows: tf.Tensor) -> tf.Tensor:
         at = unflatten_events(rows, like, 0)
-        return flatten_events(value_and_gradient(problem.log_prior, at, connected=False)[1], 1)
+        return flatten_events(value_and_gradient(density_fn, at, connected=False)[1], 1)
 
-    evaluate = kept_program(problem, "slopes of the prior", like, lambda: traced(of_rows))
+    evaluate = kept_program(problem, name, like, lambda: traced(of_rows))
     dtype = tf.nest.flatten(like)[0].dtype
     return evaluate(tf.constant(theta, dtype)).numpy().astype(np.float64)
 

@@ -165,6 +165,7 @@ class PreparedKernel:
       certify: compares draws of the parameters, `[draws, chains, event...]`, with weighted draws;
         None where that would take long.
       trace_fn: what is kept of each draw's kernel results; None for nothing.
+      remedy: what to do if chains disagree; None if the cause is not known.
     """
 
     kernel: Any
@@ -177,6 +178,7 @@ class PreparedKernel:
     most_results: int | None = None
     certify: Callable[[Any], Certificate] | None = None
     trace_fn: Callable[[Any, Any], Any] | None = None
+    remedy: str | None = None
 
     @property
     def start(self) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tfp_sgmcmc.targets.laplace.mode import check_single_state
 from tfp_sgmcmc.targets.sharded import refuse_shards
 from tfp_sgmcmc.targets.validation.chains_check import check_two_chains
 
+_RADII, _NUM_STARTS = (2.0, 20.0), 50  # of uniform starts
 Pinned = tfp.experimental.distributions.JointDistributionPinned
 
 
@@ -55,21 +57,45 @@ def as_problem(target: Any, bijector: Any = None) -> MinibatchLogProb:
     if isinstance(target, MinibatchLogProb):
         return target.with_minibatches(min(100, target.num_examples))
     if isinstance(target, Pinned):
-        problem = as_problem(target.unnormalized_log_prob, default_bijector(target))
+        problem = _of_one_example(*_prior_and_likelihood(target), default_bijector(target))
         problem.initial_state = median_start(target.sample_unpinned, problem.unconstrain)
         return problem
 
-    def prior(*args: Any, **kwargs: Any) -> tf.Tensor:
+    def nothing(*args: Any, **kwargs: Any) -> tf.Tensor:
         return tf.zeros_like(call_with_state(target, state_from_call(args, kwargs)))
 
-    def likelihood(*args: Any, **kwargs: Any) -> tf.Tensor:
+    problem = _of_one_example(nothing, target, bijector)
+    problem.has_prior = False
+    return problem
+
+
+def _of_one_example(prior: Any, likelihood: Any, bijector: Any) -> MinibatchLogProb:
+    """Returns a target whose only example has all of the likelihood, a function of the state."""
+
+    def of_row(*args: Any, **kwargs: Any) -> tf.Tensor:
         batch = kwargs.pop("batch", None)
         args = args[:-1] if batch is None else args
-        return call_with_state(target, state_from_call(args, kwargs))[..., tf.newaxis]
+        return call_with_state(likelihood, state_from_call(args, kwargs))[..., tf.newaxis]
 
     with contextlib.suppress(TypeError, ValueError):  # some callables have no signature
-        prior.__signature__ = inspect.signature(target)  # ty: ignore[missing-attribute]
-    return MinibatchLogProb(prior, likelihood, np.zeros([1], np.float32), 1, bijector=bijector)
+        prior.__signature__ = inspect.signature(likelihood)
+    return MinibatchLogProb(prior, of_row, np.zeros([1], np.float32), 1, bijector=bijector)
+
+
+def _prior_and_likelihood(joint: Any) -> tuple[Any, Any]:
+    """Returns the functions of the state that give the log densities of free and pinned parts."""
+
+    def part(name: str, args: Any, kwargs: Any) -> tf.Tensor:
+        found = joint.unnormalized_log_prob_parts(*args, **kwargs)
+        return sum(tf.nest.flatten(getattr(found, name)))
+
+    def prior(*args: Any, **kwargs: Any) -> tf.Tensor:
+        return part("unpinned", args, kwargs)
+
+    def likelihood(*args: Any, **kwargs: Any) -> tf.Tensor:
+        return part("pinned", args, kwargs)
+
+    return prior, likelihood
 
 
 def single_state(target: MinibatchLogProb, initial_state: Any) -> State:
@@ -95,19 +121,45 @@ def single_state(target: MinibatchLogProb, initial_state: Any) -> State:
 def finite_start(target: MinibatchLogProb, state: State) -> tuple[State, tuple[Flag, ...]]:
     """Returns a start where the log posterior and its gradient are finite, with a note if it moved.
 
-    The start is moved towards the origin. If that does not help, it is returned as it is.
+    The start is moved towards the origin, and then, as Stan does, drawn uniformly from (-2, 2), and
+    at last from (-20, 20). If nothing helps, it is returned as it is.
     """
-    for share in (1.0, 0.5, 0.25, 0.0):
-        moved = tf.nest.map_structure(lambda x, share=share: share * x, state)
-        value, gradient, _ = value_and_gradient(lambda s: call_with_state(target, s), moved)
-        if all(np.isfinite(x).all() for x in (value, *tf.nest.flatten(gradient))):
-            break
-    else:
+    rng = np.random.default_rng(0)
+
+    def uniform(radius: float) -> State:
+        def draw(x: tf.Tensor) -> tf.Tensor:
+            return tf.constant(rng.uniform(-radius, radius, x.shape), x.dtype)
+
+        return tf.nest.map_structure(draw, state)
+
+    def moved() -> Iterator[tuple[State, str]]:
+        for share in (1.0, 0.5, 0.25, 0.0):
+            scaled = tf.nest.map_structure(lambda x, share=share: share * x, state)
+            yield scaled, f"{share:g} times initial_state"
+        for radius in _RADII:
+            for _ in range(_NUM_STARTS):
+                yield uniform(radius), f"a state drawn from ({-radius:g}, {radius:g})"
+
+    tried = enumerate(moved())
+    good = (x for x in tried if _is_finite(target, x[1][0], raises=x[0] == 0))
+    number, (start, name) = next(good, (0, (state, "")))
+    if number == 0:
         return state, ()
-    if share == 1.0:
-        return state, ()
+    dtype = tf.nest.flatten(state)[0].dtype.name
     cause = (
-        f"The log posterior is NaN or infinite at initial_state in {value.dtype.name}, so the run "
-        f"began at {share:g} times initial_state."
+        f"The log posterior is NaN or infinite at initial_state in {dtype}, so the run began at "
+        f"{name}."
     )
-    return moved, (Flag("note", cause, "Start from zeros, or check the model for overflow."),)
+    remedy = "Give a start where the density is finite, or check the model for overflow."
+    return start, (Flag("note", cause, remedy),)
+
+
+def _is_finite(target: MinibatchLogProb, state: State, raises: bool) -> bool:
+    """Returns whether log posterior and gradient are finite; without `raises`, False on an error"""
+    try:
+        value, gradient, _ = value_and_gradient(lambda s: call_with_state(target, s), state)
+    except tf.errors.OpError:
+        if raises:
+            raise
+        return False
+    return all(np.isfinite(x).all() for x in (value, *tf.nest.flatten(gradient)))

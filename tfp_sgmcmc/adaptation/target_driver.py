@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_at_mode
+from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_at_mode, with_known_remedy
 from tfp_sgmcmc.adaptation.draw_checks import DrawCheck, check_draws, whitened
 from tfp_sgmcmc.adaptation.fallback import sample_nonquadratic
 from tfp_sgmcmc.adaptation.hmc import TimedHMC
@@ -72,6 +72,13 @@ class KernelSelector:
           NotNearGaussian: no mode with a usable curvature was found, or draws wander far from it.
           ImproperError: the posterior has no finite integral.
         """
+        self._found = None
+        try:
+            return self._select(num_results)
+        except NotNearGaussian as reason:
+            raise with_known_remedy(reason, self._found) from reason
+
+    def _select(self, num_results: int) -> PreparedKernel:
         found = self._found = whiten_at_mode(self._problem, self._state)
         if found.factor is None:  # too many parameters to search from the prior's widths
             return self.with_all_examples(num_results)
@@ -203,7 +210,7 @@ def sample_target(
             preflight_check=False,
             view=prepared.bijector.forward,
         )
-        found = check_draws(result, prepared, check_seed, goal)
+        found = check_draws(result, prepared, check_seed, goal, problem)
         if not found.is_wrong or not result.is_complete or attempt == _MOST_RUNS:
             break
         if run is not None:

@@ -40,6 +40,7 @@ def run(
     num_results: int = 1000,
     seed: int = 0,
     references: str = ".references",
+    keep: str = "",
 ) -> Iterator[Row]:
     """Yields a row for each posterior, start and dtype.
 
@@ -50,9 +51,10 @@ def run(
       num_results: draws of each chain.
       seed: seed of the runs, and of the uniform starts.
       references: folder that keeps the moments of long runs.
+      keep: a folder that keeps the rows, so that a command that was cut off goes on.
     """
     find = functools.partial(reference, folder=Path(references))
-    return rows(picked(ALL, posteriors), find, start, dtype, num_results, seed)
+    return rows(picked(ALL, posteriors), find, start, dtype, num_results, seed, 0.0, keep)
 
 
 def reference(name: str, posterior: Posterior, folder: Path) -> Moments:

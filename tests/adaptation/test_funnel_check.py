@@ -1,0 +1,72 @@
+"""Moves along a funnel: they leave its draws as they are, and find a neck that draws miss."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.adaptation import draw_checks
+from tfp_sgmcmc.adaptation.funnel_check import funnel_check
+
+EXP, ERRORS = tfp.bijectors.Exp(), 3.0
+# is_wrong allows 0.03 and three standard errors, which are 0.02 to 0.03 here. So sound draws are
+# flagged with probability below 1e-4 for each of the two statistics.
+
+
+def log_prob(x: np.ndarray) -> np.ndarray:
+    """Neal's funnel: v is N(0, 9), and the others are N(0, e^v) around a shared N(0, 1)."""
+    v, center, others = x[:, 0], x[:, 1], x[:, 2:]
+    squares = ((others - center[:, np.newaxis]) ** 2).sum(axis=1)
+    with np.errstate(over="ignore"):
+        return -(v**2) / 18 - center**2 / 2 - squares * np.exp(-v) / 2 - 4 * v
+
+
+def draws(seed: int, least: float = -np.inf) -> np.ndarray:
+    """Returns draws of the funnel; those of v below `least` come to lie just above it."""
+    rng = np.random.default_rng(seed)
+    v = 3 * rng.standard_normal([1000, 4, 1])
+    v = np.where(v < least, least + rng.random(v.shape), v)
+    center = rng.standard_normal(v.shape)
+    others = center + np.exp(v / 2) * rng.standard_normal([1000, 4, 8])
+    return np.concatenate([v, center, others], axis=-1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_draws_that_miss_the_neck_are_told(seed: int) -> None:
+    """A fifth of the draws lies too high, by half a deviation, which no R-hat shows.
+
+    Negative control: exact draws.
+    """
+    for least, told in ((-2.5, True), (-np.inf, False)):
+        found = funnel_check(log_prob, draws(seed, least), 1, np.random.default_rng(seed))
+        assert found is not None and found.entry == 0
+        assert found.is_wrong(0.03, ERRORS) == told
+
+
+def test_the_flag_names_the_entry_that_the_widths_depend_on() -> None:
+    """The draws come as parameters: v by its exponential."""
+    v, rest = np.split(draws(0, -2.5), [1], axis=-1)
+
+    def log_prior(rest: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
+        v, center, others = tf.math.log(v), rest[..., :1], rest[..., 1:]
+        squares = tf.reduce_sum((others - center) ** 2, axis=-1)
+        return -(v**2) / 18 - center[..., 0] ** 2 / 2 - squares * tf.exp(-v) / 2 - 5 * v
+
+    target = sgmcmc.MinibatchLogProb(
+        log_prior, lambda rest, v, batch: 0 * v[..., None] * batch, np.ones(1), bijector={"v": EXP}
+    )
+    states = {"rest": rest, "v": np.exp(v[..., 0])}
+    for seed in ([-7, 1], [3, 2**31 - 1]):
+        found = draw_checks._flags_of_funnel(states, target, tf.constant(seed), None)
+        assert len(found) == 1 and found[0].grade == "wrong" and "moves along v" in found[0].cause
+        assert "location + width * z" in found[0].remedy
+
+
+def test_a_posterior_without_a_funnel_is_not_moved() -> None:
+    rng = np.random.default_rng(0)
+    normal = rng.standard_normal([500, 4, 5]) @ rng.standard_normal([5, 5])
+    assert funnel_check(log_prob, normal, 1, rng) is None
+    assert funnel_check(log_prob, normal[..., :1], 1, rng) is None
