@@ -98,3 +98,28 @@ def test_results_keep_their_form(dtype: Any, chains: list[int]) -> None:
 def test_bad_numbers(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AnnealedSGHMC(TARGET, **{"step_size": 0.1, **arguments})
+
+
+def test_with_centers_a_step_is_that_of_centred_inputs() -> None:
+    """Of a line through inputs around 100: two chains, the mean input known and not."""
+    x = (100 + np.random.default_rng(1).normal(size=[N, 2])).astype(np.float32)
+    y, c = VALUES[:, np.newaxis], np.float32([[99.0], [101.0]])
+
+    def target(offset: Any) -> Any:
+        return sgmcmc.MinibatchLogProb(
+            lambda w, a: tf.zeros(tf.shape(w)[:-2]),
+            lambda w, a, batch: -0.5 * tf.reduce_sum(
+                (batch[1] - batch[0] @ w - a[..., None, :]) ** 2, -1),
+            (x - offset, y), N)  # fmt: skip
+
+    w = tf.constant(np.random.default_rng(2).normal(size=[2, 2, 1]).astype(np.float32) / 10)
+    b = tf.constant([[1.0], [2.0]])
+    a = b + tf.reduce_sum(c * w, axis=1)
+    arguments = {"step_size": 0.1, "mass": [3.0, 1.0], "prior_variance": [0.5, 100.0]}
+    plain = AnnealedSGHMC(target(c[:, 0]), **arguments)
+    centred = AnnealedSGHMC(target(0.0), centers=[(0, 1, c)], **arguments)
+    for _ in range(3):
+        (w_plain, a), _ = plain.one_step([w, a], plain.bootstrap_results([w, a]), seed=SEED)
+        (w, b), _ = centred.one_step([w, b], centred.bootstrap_results([w, b]), seed=SEED)
+        np.testing.assert_allclose(w, w_plain, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(b + tf.reduce_sum(c * w, axis=1), a, rtol=1e-3, atol=1e-3)

@@ -42,17 +42,18 @@ class SamplerCallback(keras.callbacks.Callback):
 
     Without a kernel, `SamplerCallback()` answers "what does the network predict, and how sure is
     it?". Five chains run side by side in one `fit`: SGHMC with a mass for each layer
-    (`AnnealedSGHMC`), a prior that is tight at first and then relaxes, and a temperature that falls
-    from 0.3 to 0.01. Each of min(0.4 N, 400) rows is hidden from two of the chains, and with these
-    rows the parts of the run are chosen whose states predict best. `predict` averages over them.
-    Nothing is to be set. Chains start from the layers' initialisers, unless `chains` says
-    otherwise. The number of epochs is about what one network needs to train; the batch size 32 was
-    used where the rule was found. The states are no draws from the posterior:
-    `posterior.is_tempered` is true, and R-hat and effective sample sizes are refused. Rows are told
-    apart by their inputs, so augmentation belongs into layers of the model; data that give other
-    rows when they are read again have no pool, and predict from the last fifth of the run. Weights
-    of examples and classes count relative to their mean. Validation data of `fit` are only
-    reported, for the first chain. A further `fit` goes on with the settings of the end.
+    (`AnnealedSGHMC`) and the first one around its mean input, a prior that is tight at first and
+    then relaxes, and a temperature that falls from 0.3 to 0.01. Each of min(0.4 N, 400) rows is
+    hidden from two of the chains, and with these rows the parts of the run are chosen whose states
+    predict best. `predict` averages over them. Nothing is to be set. Chains start from the layers'
+    initialisers, unless `chains` says otherwise. The number of epochs is about what one network
+    needs to train; the batch size 32 was used where the rule was found. The states are no draws
+    from the posterior: `posterior.is_tempered` is true, and R-hat and effective sample sizes are
+    refused. Rows are told apart by their inputs, so augmentation belongs into layers of the model;
+    data that give other rows when they are read again have no pool, and predict from the last fifth
+    of the run. Weights of examples and classes count relative to their mean. Validation data of
+    `fit` are only reported, for the first chain. A further `fit` goes on with the settings of the
+    end.
 
     With a kernel, or "posterior", it samples the posterior of the weights, at temperature 1 unless
     the kernel says otherwise. The rest of this page is about that, and the way in which `fit`
@@ -192,8 +193,9 @@ class SamplerCallback(keras.callbacks.Callback):
       seed: one or two integers; step t draws from `fold_in(seed, t)`. None takes the seed of the
         run in `output`, or draws one, which `keras.utils.set_random_seed` determines.
       num_examples: N, the number of training examples without a validation split. None takes the
-        number from the data of `fit`: arrays, `PyDataset`s, and `tf.data` of known length whose
-        rows come once. Other data need the number.
+        number from the data of `fit`: arrays, `PyDataset`s, and `tf.data` whose rows come once,
+        which is read to its end if its length is unknown and `fit` has no `steps_per_epoch`. Other
+        data need the number.
       step_size: with the name of a kernel, its step size: a number, a schedule, or "learning_rate"
         for the learning rate of the compiled optimizer, as it is. The optimizer's schedule counts
         the steps of the chain; `LearningRateScheduler` and `ReduceLROnPlateau` set it between

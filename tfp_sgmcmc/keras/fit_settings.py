@@ -198,14 +198,18 @@ class FitSettings:
                 "sampler.data(x, y, batch_size=...) show it."
             )
         num_epochs = params["epochs"] - initial_epoch_of_fit(model)
+        num_batches = source.num_batches or params.get("steps")
+        follows = self._collect.depends_on_fit or self.ensemble is not None
+        if num_batches is None and follows and source.count_batches is not None:
+            num_batches = source.count_batches()
         if self.ensemble is not None:
             assert self.num_chains is not None  # checked
             check_layers(model)
-            num_steps = (source.num_batches or params.get("steps") or 0) * num_epochs
+            num_steps = (num_batches or 0) * num_epochs
             self.ensemble.settle(source, self.num_examples, self.num_chains, num_steps)
             preflight.has_relative_weights = self.ensemble.rows_of_chains is not None
         if self._collect.depends_on_fit:
-            found = self._collect.over(source.num_batches or params.get("steps"), num_epochs)
+            found = self._collect.over(num_batches, num_epochs)
             left_out = [n for n in _NUMBERS if getattr(self._collect, n) is None]
             kept = {n: self._stored[n] for n in left_out if self._stored.get(n) is not None}
             self.collection, self._has_collection = found._replace(**kept), True

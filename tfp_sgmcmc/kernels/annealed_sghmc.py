@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -58,6 +59,11 @@ class AnnealedSGHMC(StochasticGradientKernel):
     N(0, s w(t)) at the temperature T(t). It takes nothing off for the noise of g, but makes the
     step small where that noise is large.
 
+    Parts may be the weights W and biases b of a layer whose inputs have the mean c. Then it is the
+    outputs at the mean input, \( a = b + \sum_i c_i W_i \), that take the place of b in all of
+    this, also in the prior. Otherwise the mean of inputs such as zeros and ones, which all weights
+    share, is a direction in which only small steps are stable.
+
     If prior and temperature change along the run, the states follow no stationary law: they are
     members of an ensemble and not draws from a posterior. With constant ones, S settles, and the
     states are draws as far as the noise of g allows.
@@ -90,6 +96,9 @@ class AnnealedSGHMC(StochasticGradientKernel):
       prior_variance: s: in the same form.
       prior_scale: w, a factor of all prior variances: a number, or a schedule.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
+      centers: triples `(i, j, c)`: the flattened state has weights in part i and the biases of the
+        same outputs in part j, and c, the mean input, broadcasts with the weights. The last axis of
+        both parts is that of outputs. No part may be in two triples.
       momentum_loss: a, the share of the velocity that a step takes away, in (0, 1].
       noise_limit: r. Infinity leaves the step as it is.
       averaging: \( \beta \), the weight of a step's Q in the running mean, in (0, 1].
@@ -111,6 +120,7 @@ class AnnealedSGHMC(StochasticGradientKernel):
         prior_variance: Any = 1.0,
         prior_scale: StepSize = 1.0,
         temperature: StepSize = 1.0,
+        centers: Sequence[tuple[int, int, Any]] = (),
         momentum_loss: float = 0.1,
         noise_limit: float = 0.2,
         averaging: float = 0.05,
@@ -146,9 +156,10 @@ class AnnealedSGHMC(StochasticGradientKernel):
         a, z = self._parameters["momentum_loss"], random.normal_like(state, noise_seed)
 
         estimate = self._target.estimate(state, batch_seed, results.target_state, with_scores=False)
+        centered = self._centered(state, chain_ndims)
         given = getattr(self._target, "examples_of_chains", self._target.num_examples)
         n = tf.cast(given, estimate.log_prob.dtype)
-        g = map_parts(lambda x: scaled(-1 / n, x), estimate.gradient)
+        g = map_parts(lambda x: scaled(-1 / n, x), self._gradient_of_centered(estimate.gradient))
         q = sum_events(map_parts(lambda g, m: g**2 / m, g, m), chain_ndims)
         mean = tf.where(results.step == 0, q, results.squared_gradient)
         most = _MOST_NOISE * mean
@@ -161,9 +172,9 @@ class AnnealedSGHMC(StochasticGradientKernel):
             lambda x, v, g, m, s, z: (1 - a) * v
             - scaled(rate, scaled(shrink, g) + scaled(1 / (n * w), x / s)) / m
             + scaled(spread, z) / tf.sqrt(m),
-            state, results.momentum, g, m, s, z,
+            centered, results.momentum, g, m, s, z,
         )  # fmt: skip
-        theta = map_parts(tf.add, state, v)
+        theta = self._centered(map_parts(tf.add, centered, v), chain_ndims, sign=-1)
 
         energy = sum_events(map_parts(lambda v, m: m * v**2, v, m), chain_ndims)
         return theta, AnnealedSGHMCResults(
@@ -172,6 +183,25 @@ class AnnealedSGHMC(StochasticGradientKernel):
             kinetic_temperature=n * energy / rate / degrees_of_freedom(v, chain_ndims),
             squared_gradient=mean,
         )
+
+    def _centered(self, state: State, chain_ndims: int, sign: float = 1) -> State:
+        """Returns the state with outputs at the mean inputs for biases; -1 goes the way back."""
+        parts = tf.nest.flatten(state)
+        for i, j, c in self._parameters["centers"]:
+            axes = [*range(chain_ndims, parts[i].shape.rank - 1)]
+            parts[j] += sign * tf.reduce_sum(tf.cast(c, parts[i].dtype) * parts[i], axes)
+        return tf.nest.pack_sequence_as(state, parts)
+
+    def _gradient_of_centered(self, gradient: State) -> State:
+        """Returns the gradient by weights and outputs at the mean inputs."""
+        parts = tf.nest.flatten(gradient)
+        for i, j, c in self._parameters["centers"]:
+            weights, biases = parts[i], parts[j]
+            shape = tf.shape(biases)
+            ones = tf.ones([weights.shape.rank - biases.shape.rank], tf.int32)
+            shape = tf.concat([shape[:-1], ones, shape[-1:]], 0)
+            parts[i] -= tf.cast(c, weights.dtype) * tf.reshape(biases, shape)
+        return tf.nest.pack_sequence_as(gradient, parts)
 
     def _numbers(self, step: tf.Tensor, state: State, chain_ndims: int) -> list[tf.Tensor]:
         """Returns the largest step, w and T at `step`, scalars or `[chains...]`."""

@@ -1,4 +1,4 @@
-"""Masses of layers: fan-in times the mean squared input of the first layers."""
+"""Masses of layers: fan-in times the mean squared centred input of the first layers."""
 
 import keras
 import numpy as np
@@ -11,15 +11,17 @@ L = keras.layers
 
 
 def test_the_first_layer_is_measured_behind_layers_without_weights():
-    x = (3 * RNG.normal(size=[50, 4, 2])).astype(np.float32)
+    x = (2 + 3 * RNG.normal(size=[50, 4, 2])).astype(np.float32)
     model = keras.Sequential(
         [keras.Input([4, 2]), L.Rescaling(0.5), L.Flatten(), L.Dense(6, "relu"), L.Dense(3)]
     )
     first, first_bias, second, second_bias = layer_masses(model, x)
-    assert first.mass == pytest.approx(8 * np.mean((x / 2) ** 2), rel=1e-5)
-    assert first.variance == pytest.approx(2 / first.mass)
-    assert second == (6.0, 2 / 6)
-    assert first_bias == second_bias == (1.0, 1.0)
+    inputs = x.reshape(50, 8) / 2
+    assert first.mass == pytest.approx(8 * np.mean(inputs.var(axis=0)), rel=1e-5)
+    np.testing.assert_allclose(first.center[:, 0], inputs.mean(axis=0), rtol=1e-5)
+    assert first.variance == pytest.approx(2 / first.mass) and first.bias == 1
+    assert second == (6.0, 2 / 6, None, None)
+    assert first_bias == second_bias == (1.0, 1.0, None, None)
     assert layer_masses(model, None)[0].mass == 8
     assert all("call" not in vars(layer) for layer in model.layers)
 
@@ -27,17 +29,30 @@ def test_the_first_layer_is_measured_behind_layers_without_weights():
 def test_columns_in_different_units_have_their_masses():
     x = RNG.normal(size=[50, 3]).astype(np.float32) * np.array([1.0, 1000.0, 0.0], np.float32)
     model = keras.Sequential([keras.Input([3]), L.Dense(4)])
-    kernel, _ = layer_masses(model, x)
-    square = np.mean(x**2, axis=0)
+    kernel, _ = layer_masses(model, x + 3)
+    square = x.var(axis=0)
     assert kernel.mass.shape == (3, 1)
     np.testing.assert_allclose(kernel.mass[:2, 0], 3 * square[:2], rtol=1e-5)
-    np.testing.assert_allclose(kernel.mass[2, 0], 3 * np.mean(x**2), rtol=1e-5)
+    np.testing.assert_allclose(kernel.mass[2, 0], 3 * square.mean(), rtol=1e-5)
     assert isinstance(layer_masses(model, x / [1, 20, 1])[0].mass, float)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_convolutions_are_centred_by_channels(first):
+    x = (RNG.normal(size=[20, 3, 5, 5]) + [[[[1.0]], [[2.0]], [[4.0]]]]).astype(np.float32)
+    form = "channels_first" if first else "channels_last"
+    x = x if first else np.moveaxis(x, 1, -1)
+    model = keras.Sequential([keras.Input(x.shape[1:]), L.Conv2D(4, 3, data_format=form)])
+    axes = (0, 2, 3) if first else (0, 1, 2)
+    kernel, _ = layer_masses(model, x)
+    assert kernel.center.shape == (3, 1) and kernel.bias == 1
+    np.testing.assert_allclose(kernel.center[:, 0], x.mean(axis=axes), rtol=1e-5)
+    assert kernel.mass == pytest.approx(27 * np.mean(x.var(axis=axes)), rel=1e-5)
 
 
 def test_kernels_of_other_layers():
     inputs = keras.Input([8, 8, 3])
-    y = L.Conv2D(4, 3)(inputs)
+    y = L.Conv2D(4, 3, use_bias=False)(inputs)
     y = L.BatchNormalization()(y)
     y = L.DepthwiseConv2D(3)(y)
     y = L.Reshape([16, 4])(y)
@@ -62,6 +77,6 @@ def test_embeddings_are_weights_of_one_hot_inputs():
     model = keras.Sequential([keras.Input([5], dtype="int32"), L.Embedding(9, 4), L.Flatten(),
                               L.Dense(2)])  # fmt: skip
     table, kernel, _ = layer_masses(model, RNG.integers(0, 9, size=[10, 5]))
-    assert table == (1.0, 2.0) and kernel.mass == 20
+    assert table[:2] == (1.0, 2.0) and kernel.mass == 20
     by_floats = keras.Sequential([keras.Input([5]), L.Embedding(9, 4)])  # Keras' default dtype
-    assert layer_masses(by_floats, np.full([10, 5], 8.0, np.float32)) == [(1.0, 2.0)]
+    assert layer_masses(by_floats, np.full([10, 5], 8.0, np.float32))[0].mass == 1

@@ -36,7 +36,7 @@ _TOO_SLOW = (
 class AnnealedEnsemble:
     r"""Five chains whose prior relaxes and whose temperature falls along one `fit` of K steps.
 
-    With t = k / K after k steps, the kernel is `AnnealedSGHMC` with the masses m of
+    With t = k / K after k steps, the kernel is `AnnealedSGHMC` with the masses m and the centres of
     `layer_masses`, the prior N(0, 2 100^t / m) for weights and N(0, 100^t) for other variables,
     the temperature \( 0.3\, (0.01 / 0.3)^t \), and the largest learning rate 2, which falls to 0.2
     by a cosine over the last fifth. All chains see the same batches, but each row of a pool is
@@ -106,6 +106,7 @@ class AnnealedEnsemble:
             "step_size": CosineTail(_FIRST_STEP, _LAST_STEP, k, _STEP_FALLS),
             "mass": [m.mass for m in found],
             "prior_variance": [m.variance for m in found],
+            "centers": [(k, m.bias, m.center) for k, m in enumerate(found) if m.bias is not None],
             "prior_scale": GeometricDecay(1.0, _RELAXATION, k),
             "temperature": GeometricDecay(_FIRST_TEMPERATURE, _LAST_TEMPERATURE, k),
         }

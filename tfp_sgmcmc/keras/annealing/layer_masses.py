@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.keras.model import internals
 
+_CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 _UNLIKE = 100.0  # the ratio of columns' largest entries beyond which each has a mass
 
 
@@ -20,10 +21,22 @@ class LayerMass(NamedTuple):
     Attributes:
       mass: m, a number or an array that broadcasts with the variable.
       variance: 2 / m for the weights of a layer, and 1 for other variables.
+      center: the mean input of a layer whose masses are those of centred inputs, an array that
+        broadcasts with its weights; None for other layers and for other variables.
+      bias: the place of that layer's biases among the trainable variables, or None.
     """
 
     mass: Any
     variance: Any
+    center: np.ndarray | None = None
+    bias: int | None = None
+
+
+class _Inputs(NamedTuple):
+    """Inputs of a layer: their mean squares, around `center` if there is one."""
+
+    square: Any = 1.0
+    center: np.ndarray | None = None
 
 
 def layer_masses(model: keras.Model, x: Any) -> list[LayerMass]:
@@ -35,10 +48,12 @@ def layer_masses(model: keras.Model, x: Any) -> list[LayerMass]:
 
     so that a step changes the outputs of wide and narrow layers alike. The mean squared input is
     measured for layers whose inputs come from the data before any trainable layer, and taken as 1
-    for the others. If the columns of a table that enters a dense layer differ in size by more than
-    a factor of 100, such as raw measurements in different units, each column has the mass of its
-    mean squared input instead of all columns'. Biases, scales and shifts have the mass 1, and so
-    have embeddings, which are weights of one-hot inputs.
+    for the others. Inputs of dense layers and convolutions with biases are centred first: their
+    outputs at the mean input take the place of the biases (`centers` of `AnnealedSGHMC`), so that
+    inputs may be pixels, zeros and ones, or years. If the columns of a table that enters a dense
+    layer differ in size by more than a factor of 100, such as raw measurements in different units,
+    each column has the mass of its mean squared input instead of all columns'. Biases, scales and
+    shifts have the mass 1, and so have embeddings, which are weights of one-hot inputs.
 
     Args:
       model: a built model.
@@ -47,7 +62,8 @@ def layer_masses(model: keras.Model, x: Any) -> list[LayerMass]:
     owners: dict[int, keras.Layer] = {}
     for layer in internals.layers(model):  # outermost first
         owners |= {id(v): layer for v in layer.trainable_variables}
-    squares = {} if x is None else _mean_squares(model, [*owners.values()], x)
+    measured = {} if x is None else _measured(model, [*owners.values()], x)
+    places = {id(v): k for k, v in enumerate(model.trainable_variables)}
     masses = []
     for variable in model.trainable_variables:
         layer = owners[id(variable)]
@@ -56,9 +72,10 @@ def layer_masses(model: keras.Model, x: Any) -> list[LayerMass]:
             masses.append(LayerMass(1.0, 1.0))
             continue
         is_linear = variable.name != "recurrent_kernel" and not _is_embedding(layer)
-        square = squares.get(id(layer), 1.0) if is_linear else 1.0
-        mass = count * square
-        masses.append(LayerMass(mass, 2 / mass))
+        found = measured.get(id(layer), _Inputs()) if is_linear else _Inputs()
+        mass = count * found.square
+        bias = None if found.center is None else places[id(layer.bias)]
+        masses.append(LayerMass(mass, 2 / mass, found.center, bias))
     return masses
 
 
@@ -84,26 +101,48 @@ def _is_embedding(layer: keras.Layer) -> bool:
     return isinstance(layer, keras.layers.Embedding)
 
 
-def _mean_squares(model: keras.Model, layers: list[keras.Layer], x: Any) -> dict[int, Any]:
-    """Returns the mean squared inputs of layers that trainable weights do not reach, by id.
+def _measured(model: keras.Model, layers: list[keras.Layer], x: Any) -> dict[int, _Inputs]:
+    """Returns the inputs of layers that trainable weights do not reach, by the layer's id.
 
     These are the layers whose inputs stay the same when all trainable weights change.
     """
     variables = model.trainable_variables
     values = [tf.convert_to_tensor(v.value) for v in variables]
-    found = [
+    first, second = (
         _inputs(model, layers, variables, given, x)
         for given in (values, [1.5 * v + 0.1 for v in values])
-    ]
-    squares, dense = {}, {id(x) for x in layers if isinstance(x, keras.layers.Dense)}
-    for key, array in found[0].items():
-        other = found[1].get(key)
-        is_same = other is not None and array.shape == other.shape and np.array_equal(array, other)
-        square = float(np.mean(np.square(array, dtype=np.float64))) if array.size else 0.0
-        if is_same and math.isfinite(square) and square > 0:
-            is_table = key in dense and array.ndim == 2
-            squares[key] = _of_columns(array, square) if is_table else square
-    return squares
+    )
+    measured = {}
+    for layer in dict.fromkeys(layers):
+        key = id(layer)
+        if key not in first or key not in second or not np.array_equal(first[key], second[key]):
+            continue
+        array = first[key].astype(np.float64)
+        center = _center(layer, array)
+        if center is not None:
+            array = array - center
+        square = float(np.mean(array**2)) if array.size else 0.0
+        if not math.isfinite(square) or square <= 0:
+            continue
+        if isinstance(layer, keras.layers.Dense) and array.ndim == 2:
+            square = _of_columns(array, square)
+        column = None if center is None else center.reshape(-1, 1).astype(np.float32)
+        measured[key] = _Inputs(square, column)
+    return measured
+
+
+def _center(layer: keras.Layer, array: np.ndarray) -> np.ndarray | None:
+    """Returns the mean input of a layer by feature; None without biases that make up for it."""
+    is_convolution = isinstance(layer, _CONVOLUTIONS) and layer.groups == 1
+    if not isinstance(layer, keras.layers.Dense) and not is_convolution:
+        return None
+    given = [id(v) for v in layer.trainable_variables]
+    if id(layer.bias) not in given or id(layer.kernel) not in given or not array.size:
+        return None
+    is_first = is_convolution and layer.data_format == "channels_first"
+    channels = 1 if is_first else array.ndim - 1
+    axes = tuple(axis for axis in range(array.ndim) if axis != channels)
+    return array.mean(axis=axes, keepdims=is_first)
 
 
 def _of_columns(table: np.ndarray, square: float) -> Any:

@@ -198,7 +198,9 @@ class Chain:
             *zip(self.state.variables, after, strict=True),
             *((model.non_trainable_variables[i], new) for i, new in updates.items()),
         ]
-        self.state.move(moved, results)
+        # Data of unknown length end with a step without a batch, which must not count.
+        with tf.control_dependencies([is_finite]):
+            self.state.move(moved, results)
         first_kept = status.first_kept
         if self._monitor is not None:
             first_kept = self._monitor.update(target, kernel, before, results, seed, first_kept)

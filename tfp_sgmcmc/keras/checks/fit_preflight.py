@@ -215,8 +215,14 @@ class Preflight:
 
     @property
     def counts_rows(self) -> bool:
-        """Whether an epoch's rows add up to N."""
-        return self._checks_size and not isinstance(self.source.dataset, IndependentBatches)
+        """Whether an epoch's rows add up to N; arrays with `steps_per_epoch` may go on later."""
+        source = self.source
+        if source.arrays is not None and source.dataset is None:
+            assert source.num_examples is not None and source.batch_size is not None
+            return self._checks_size and (
+                source.num_batches == -(-source.num_examples // source.batch_size)
+            )
+        return self._checks_size and not isinstance(source.dataset, IndependentBatches)
 
 
 def checked_keep(keep: Any) -> Any:

@@ -56,7 +56,9 @@ class Source(NamedTuple):
       spec: the specification of a batch, where none can be taken.
       sizes: the numbers of rows of batches that grow; `batch_size` is the first.
       has_shares: whether each replica takes its share of a batch (`WorkerBatches`).
-      count: returns the sum of the rows of all batches, if all but the last have the same size.
+      count: returns the sum of the rows of all batches, if all but the last have the same size, or
+        if their number is unknown; the latter are all read.
+      count_batches: reads all batches and returns their number, if it is unknown.
       passes: returns an iterator over batches `(x, y, sample_weight)` that have each row once; None
         if the data cannot be read beside `fit`.
     """
@@ -74,10 +76,11 @@ class Source(NamedTuple):
     sizes: BatchSizes | None = None
     has_shares: bool = False
     count: Callable[[], int | None] | None = None
+    count_batches: Callable[[], int] | None = None
     passes: Callable[[], Iterator[Any]] | None = None
 
     def count_examples(self) -> int | None:
-        """Returns N, for which the first and the last batch may be read; None if it is unknown."""
+        """Returns N, for which batches may be read; None if it is unknown."""
         if self.num_examples is not None or self.count is None:
             return self.num_examples
         return self.count()
@@ -120,6 +123,8 @@ def training_source(model: keras.Model, made: Sequence[Any] = ()) -> Source:
             "steps_per_epoch must be given to IndependentBatches, not to fit, so that each step "
             f"has its batch. Received: steps_per_epoch={steps} in fit."
         )
+    if found.count_batches is not None:  # the data may have no end
+        found = found._replace(count=None, count_batches=None, passes=None)
     return found._replace(num_batches=steps)
 
 
@@ -292,8 +297,18 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
         first = next(iter(dataset.take(1)), None)
         return None if first is None else _unpacked(first)
 
+    cardinality = int(dataset.cardinality())
+    # Without steps_per_epoch, fit reads such data to their end, too.
+    is_uncounted = cardinality == tf.data.UNKNOWN_CARDINALITY and not repeats
+
+    @functools.cache
+    def all_sizes() -> list[int]:
+        return [int(tf.shape(_first(_unpacked(batch)))[0]) for batch in dataset]
+
     def count() -> int | None:
-        number = int(dataset.cardinality())
+        if is_uncounted:
+            return sum(all_sizes()) or None
+        number = cardinality
         if number < 1 or repeats:
             return None
         sizes = [
@@ -305,7 +320,7 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
 
     # Other data sets, such as those of generators, may be read once only, or slowly.
     in_memory = bool(tensors) and not kinds & {"Generator", "Interleave", "ParallelInterleave"}
-    is_known = int(dataset.cardinality()) > 0 and not repeats
+    can_pass = is_uncounted or (cardinality > 0 and not repeats)
     # The tensors of a data set stand for its rows: what maps them cannot be seen.
     return Source(
         "a tf.data.Dataset",
@@ -317,7 +332,8 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
         take_batch=take if in_memory else None,
         spec=_unpacked(dataset.element_spec),
         count=count,
-        passes=(lambda: map(_unpacked, dataset)) if is_known else None,
+        count_batches=(lambda: len(all_sizes())) if is_uncounted else None,
+        passes=(lambda: map(_unpacked, dataset)) if can_pass else None,
     )
 
 

@@ -57,7 +57,7 @@ def distil(
     student = _student(posterior)
     # Draws of the predictive in each epoch, whose mean loss is the crossentropy with it.
     draws = posterior.sample_predictive(x, epochs, seed=seed, batch_size=batch_size, verbose=0)
-    order = np.random.default_rng(seed.numpy().tolist())
+    order = np.random.default_rng(seed.numpy().view(np.uint32).tolist())
     for epoch in range(epochs):
         rows = order.permutation(len(keras.tree.flatten(x)[0]))
         inputs, labels = keras.tree.map_structure(

@@ -251,10 +251,13 @@ class Recorder:
             self.samples.close()  # so that another callback can continue from the saved chain
         start = "the last of them" if values else "where the chain began"
         what = bad[0] if bad else "The loss or its gradient"
+        cure = "A smaller step_size is the usual cure."
+        if not step:  # where the chain began
+            cure = "Look for such numbers in the data; loss and prior must have gradients there."
         raise NonFiniteChainError(
             f"{what} became NaN or infinite by step {step} of the chain. The `samples` of this "
             f"error and the callback are the {len(self.samples)} before it, and the model is set "
-            f"back to {start}. A smaller step_size is the usual cure.",
+            f"back to {start}. {cure}",
             step,
             tuple(bad[:1]),
             self.trainable_values,
