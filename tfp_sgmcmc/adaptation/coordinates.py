@@ -105,8 +105,9 @@ def whiten_at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
         except NotNearGaussian as error:
             with np.errstate(all="ignore"):
                 offsets = np.abs(found.gradient) / np.sqrt(np.abs(np.diag(found.posterior)))
-            if abs(eigenvalue) > _ROUNDED * _LEAST[dtype] or not offsets.max() < 1.0:
-                raise  # clearly a saddle, or not near a mode
+            is_rounded = abs(eigenvalue) < _ROUNDED * _LEAST[dtype] and offsets.max() < 1.0
+            if dtype != tf.float32 or not is_rounded:
+                raise  # a symmetry, clearly a saddle, or not near a mode
             raise _rounded(dtype, eigenvalue) from error
         return _by_precision(problem, center, found, precision, "widths", passes)
     try:
