@@ -464,6 +464,7 @@ def test_minibatches_of_few_numbers_are_not_tried(
     num_examples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bound is N D = 20,000."""
+    monkeypatch.setattr(target_driver, "_FEWEST_ENTRIES", 20_000)  # a fixture has another
     found = types.SimpleNamespace(factor=np.eye(3))
     whole: Any = object()
     monkeypatch.setattr(target_driver, "whiten_at_mode", lambda *_: found)
