@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import pickle
+import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Found = TypeVar("Found")
 
 
-def kept(folder: str, name: str, make: Callable[[], Found]) -> Found:
+def kept(
+    folder: str, name: str, make: Callable[[], Found], read: Callable[[list[Any]], Found]
+) -> Found:
     """Returns the result `name` of `folder`, or that of `make()`, which is then written there.
 
-    Without a folder, an empty string, nothing is kept.
+    Results are tuples of numbers, texts and tuples; `read` makes one of lists. Without a folder, an
+    empty string, nothing is kept.
     """
     if not folder:
         return make()
-    path = Path(folder, f"{name}.pkl")
+    path = Path(folder, f"{name}.json")
     if path.exists():
-        return pickle.loads(path.read_bytes())
+        return read(json.loads(path.read_text(encoding="utf-8")))
     found = make()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(pickle.dumps(found))
+    path.write_text(json.dumps(found, default=lambda x: x.item()), encoding="utf-8")
     return found

@@ -14,6 +14,7 @@ import tensorflow as tf
 from benchmarks.common import command_line
 from benchmarks.common.tables import Table
 from benchmarks.posteriordb import runs
+from benchmarks.posteriordb.accuracy import Accuracy
 from benchmarks.posteriordb.kept import kept
 from benchmarks.posteriordb.posterior import Posterior
 from benchmarks.posteriordb.runs import Run
@@ -68,7 +69,21 @@ def rows(
                 return Row(name, kind, precision, dimension, size, found, other)
 
             of_run = f"{name}_{kind}_{precision}_{num_results}_draws_{nuts_seconds:g}_s_seed_{seed}"
-            yield kept(keep, of_run, row)
+            yield kept(keep, of_run, row, _read)
+
+
+def _read(row: list[Any]) -> Row:
+    def run(found: list[Any] | None) -> Run | None:
+        if found is None:
+            return None
+        sampler, is_trusted, flags, accuracy, seconds = found
+        errors = None if accuracy is None else Accuracy(*accuracy)
+        return Run(sampler, is_trusted, tuple(flags), errors, seconds)
+
+    *start, automatic, nuts = row
+    found = run(automatic)
+    assert found is not None
+    return Row(*start, found, run(nuts))
 
 
 def picked(

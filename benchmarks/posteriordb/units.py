@@ -54,8 +54,12 @@ def run(*, posteriors: tuple[str, ...] = ("all",), seed: int = 0, keep: str = ""
     """
     for name, make in picked(ALL, posteriors).items():
         rng = np.random.default_rng(seed)
-        row = kept(keep, f"{name}_{seed}", lambda n=name, m=make, rng=rng: compared(n, m(), rng)[:])
-        yield Row(*row)
+        yield kept(
+            keep,
+            f"{name}_{seed}",
+            lambda name=name, make=make, rng=rng: compared(name, make(), rng),
+            lambda row: Row(*row),
+        )
 
 
 def compared(name: str, posterior: Posterior, rng: np.random.Generator) -> Row:
