@@ -42,11 +42,17 @@ from tfp_sgmcmc.adaptation.excess_variance import (
 )
 from tfp_sgmcmc.adaptation.hmc import leapfrog
 from tfp_sgmcmc.adaptation.pilot import Gradients, convergence, gradient_fit
-from tfp_sgmcmc.adaptation.prior_scale import ImproperError, NotNearGaussian, check_proper
+from tfp_sgmcmc.adaptation.prior_scale import (
+    ImproperError,
+    NotNearGaussian,
+    check_proper,
+    with_prior_curvature,
+)
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.storage import npz
 from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
+from tfp_sgmcmc.targets.laplace.quadratic import Hessians
 
 tfd = tfp.distributions
 RNG = np.random.default_rng(0)
@@ -457,6 +463,20 @@ def test_a_run_goes_on_and_is_repeated_by_hand(run: Any) -> None:
     ends = (tree.flatten(x.final_kernel_results) for x in (run, by_hand))
     for one, other in zip(*ends, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("is_usable", [True, False])
+def test_a_precision_is_judged_whatever_its_units(is_usable: bool) -> None:
+    """That of rank 1 has a least eigenvalue of 1e-16 by rounding, and no inverse."""
+    units, correlation = np.array([3e7, 1.0]), 0.5 if is_usable else 1.0
+    precision = np.outer(units, units) * [[1, correlation], [correlation, 1]]
+    found = Hessians(-precision, -precision, np.zeros(2))
+    if is_usable:
+        np.testing.assert_allclose(with_prior_curvature(found, np.zeros(2)), precision)
+    else:
+        assert np.linalg.eigvalsh(precision)[0] > 0
+        with pytest.raises(NotNearGaussian):
+            with_prior_curvature(found, np.zeros(2))
 
 
 @pytest.mark.parametrize("num_examples", [6_000, 7_000])
