@@ -32,7 +32,7 @@ def run(
       most_mb: exit with 1 if there are more maps after the last call than after the first tenth of
         the calls, or so many MB more; 0 compares nothing.
     """
-    call = {"sample": _sample, "fit": _fits()}[calls]
+    call = _sample if calls == "sample" else _fits()
     rows = []
     for index in range(1, num_calls + 1):
         with warnings.catch_warnings():

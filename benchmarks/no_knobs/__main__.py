@@ -30,17 +30,18 @@ and does not say so: it has neither flags nor warnings. Costs are printed only. 
 
 from __future__ import annotations
 
-import json
+import functools
 import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from benchmarks.common import command_line
+from benchmarks.common.kept_results import kept_result
 from benchmarks.common.tables import Table
 from benchmarks.no_knobs import automatic
 from benchmarks.no_knobs.accuracy import Accuracy
@@ -96,25 +97,22 @@ def run(
         exact = reference(problem, Path(folder, file + ".npz") if folder else None)
         if not exact.is_good:
             print(f"{name}: {exact}", flush=True)
-        path = Path(kept, f"{file}_{num_results}_draws_{hand_seconds:g}_s_seed_{seed}.json")
-        if kept and path.is_file():
-            yield Row(name, problem, exact, *read(path))
-            continue
-        found = automatic.run(problem, exact, num_results, seed, hand_seconds)
-        by_hand = all_settings(problem, exact, hand_seconds) if hand_seconds else []
-        if kept:
-            write(path, found, by_hand)
-        yield Row(name, problem, exact, found, by_hand)
+        of_run = f"{file}_{num_results}_draws_{hand_seconds:g}_s_seed_{seed}"
+        run_both = functools.partial(both, problem, exact, num_results, seed, hand_seconds)
+        yield Row(name, problem, exact, *kept_result(kept, of_run, run_both, read))
 
 
-def write(path: Path, found: Automatic, by_hand: list[ByHand]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([found, by_hand]), encoding="utf-8")
+def both(
+    problem: Problem, exact: Reference, num_results: int, seed: int, hand_seconds: float
+) -> tuple[Automatic, list[ByHand]]:
+    """Returns what was found without settings, and by hand unless `hand_seconds` is 0."""
+    found = automatic.run(problem, exact, num_results, seed, hand_seconds)
+    return found, all_settings(problem, exact, hand_seconds) if hand_seconds else []
 
 
-def read(path: Path) -> tuple[Automatic, list[ByHand]]:
-    """Returns what `write` wrote."""
-    (*head, flags, judged, size, whole, part, cost), by_hand = json.loads(path.read_text("utf-8"))
+def read(row: list[Any]) -> tuple[Automatic, list[ByHand]]:
+    """Returns what `both` returned, of the lists in a file."""
+    (*head, flags, judged, size, whole, part, cost), by_hand = row
     accuracy = None if judged is None else Accuracy(*judged)
     found = Automatic(*head, tuple(flags), accuracy, size, whole, part, cost)
     return found, [ByHand(how, x, None if a is None else Accuracy(*a)) for how, x, a in by_hand]

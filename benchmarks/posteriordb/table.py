@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks.common import command_line
+from benchmarks.common.kept_results import kept_result
 from benchmarks.common.tables import Table
 from benchmarks.posteriordb import runs
 from benchmarks.posteriordb.accuracy import Accuracy
-from benchmarks.posteriordb.kept import kept
 from benchmarks.posteriordb.posterior import Posterior
 from benchmarks.posteriordb.runs import Run
 from datasets.posteriordb import Moments
@@ -47,29 +47,33 @@ def rows(
     tf.get_logger().setLevel("ERROR")
     for name, make in posteriors.items():
         posterior = make()
-        find = functools.cache(lambda name=name, p=posterior: reference_of(name, p))
-        for kind, precision in itertools.product(starts, dtypes):
+        reference = functools.cache(functools.partial(reference_of, name, posterior))
+        options = name, posterior, reference, num_results, seed, nuts_seconds
+        for start, dtype in itertools.product(starts, dtypes):
+            of_run = f"{name}_{start}_{dtype}_{num_results}_draws_{nuts_seconds:g}_s_seed_{seed}"
+            yield kept_result(keep, of_run, functools.partial(_row, *options, start, dtype), _read)
 
-            def row(
-                name: str = name,
-                posterior: Posterior = posterior,
-                find: Any = find,
-                kind: str = kind,
-                precision: str = precision,
-            ) -> Row:
-                at, reference = posterior.start(kind, precision, seed), find()
-                found = runs.automatic(posterior, reference, precision, at, num_results, seed)
-                other = None
-                if nuts_seconds:
-                    at = posterior.start(kind, precision, seed, (runs.NUM_CHAINS,))
-                    options = precision, at, num_results, seed, nuts_seconds
-                    other = runs.nuts(posterior, reference, *options)
-                dimension = sum(int(np.prod(shape)) for shape in posterior.shapes.values())
-                size = len(tf.nest.flatten(posterior.data)[0])
-                return Row(name, kind, precision, dimension, size, found, other)
 
-            of_run = f"{name}_{kind}_{precision}_{num_results}_draws_{nuts_seconds:g}_s_seed_{seed}"
-            yield kept(keep, of_run, row, _read)
+def _row(
+    name: str,
+    posterior: Posterior,
+    reference: Callable[[], Moments],
+    num_results: int,
+    seed: int,
+    nuts_seconds: float,
+    start: str,
+    dtype: str,
+) -> Row:
+    at = posterior.start(start, dtype, seed)
+    found = runs.automatic(posterior, reference(), dtype, at, num_results, seed)
+    other = None
+    if nuts_seconds:
+        at = posterior.start(start, dtype, seed, (runs.NUM_CHAINS,))
+        options = dtype, at, num_results, seed, nuts_seconds
+        other = runs.nuts(posterior, reference(), *options)
+    dimension = sum(int(np.prod(shape)) for shape in posterior.shapes.values())
+    size = len(tf.nest.flatten(posterior.data)[0])
+    return Row(name, start, dtype, dimension, size, found, other)
 
 
 def _read(row: list[Any]) -> Row:

@@ -12,8 +12,9 @@ mode and no distance.
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,9 +23,9 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
+from benchmarks.common.kept_results import kept_result
 from benchmarks.common.tables import Table
 from benchmarks.posteriordb.__main__ import ALL
-from benchmarks.posteriordb.kept import kept
 from benchmarks.posteriordb.posterior import Posterior
 from benchmarks.posteriordb.table import picked
 from tfp_sgmcmc.internal.nest import call_with_state, flatten_events, unflatten_events
@@ -53,13 +54,12 @@ def run(*, posteriors: tuple[str, ...] = ("all",), seed: int = 0, keep: str = ""
       keep: a folder that keeps the rows, so that a command that was cut off goes on.
     """
     for name, make in picked(ALL, posteriors).items():
-        rng = np.random.default_rng(seed)
-        yield kept(
-            keep,
-            f"{name}_{seed}",
-            lambda name=name, make=make, rng=rng: compared(name, make(), rng),
-            lambda row: Row(*row),
-        )
+        row = functools.partial(_row, name, make, seed)
+        yield kept_result(keep, f"{name}_{seed}", row, lambda found: Row(*found))
+
+
+def _row(name: str, make: Callable[[], Posterior], seed: int) -> Row:
+    return compared(name, make(), np.random.default_rng(seed))
 
 
 def compared(name: str, posterior: Posterior, rng: np.random.Generator) -> Row:

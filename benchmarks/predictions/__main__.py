@@ -29,17 +29,16 @@ chain does not stay finite is halved. The temperature is 1.
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from benchmarks.common import command_line
+from benchmarks.common.kept_results import kept_result
 from benchmarks.common.tables import Table
 from benchmarks.predictions import methods, scores
 from benchmarks.predictions.problems import PROBLEMS
@@ -91,14 +90,8 @@ class Measure:
     def __call__(self, seed: int) -> list[Row]:
         """Returns the rows of one seed."""
         name = re.sub(r"\W+", "_", self.name)
-        path = Path(self.folder, f"{name}_{self.epochs}_epochs_seed_{seed}.json")
-        if self.folder and path.is_file():
-            return [as_row(kept) for kept in json.loads(path.read_text(encoding="utf-8"))]
-        results = self._run(seed)
-        if self.folder:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(results, indent=1), encoding="utf-8")
-        return [as_row(result) for result in results]
+        file = f"{name}_{self.epochs}_epochs_seed_{seed}"
+        return [as_row(x) for x in kept_result(self.folder, file, lambda: self._run(seed))]
 
     def _run(self, seed: int) -> list[dict[str, Any]]:
         problem = PROBLEMS[self.name]

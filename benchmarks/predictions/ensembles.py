@@ -19,10 +19,8 @@ of DE5.
 from __future__ import annotations
 
 import functools
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -31,6 +29,7 @@ import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
+from benchmarks.common.kept_results import kept_result
 from benchmarks.common.tables import Table as Printed
 from benchmarks.predictions.side_by_side import Trainer
 from benchmarks.predictions.tabular import NETWORKS, ROWS, TABLES, Split, Table, split
@@ -77,15 +76,10 @@ def run(
             if (rows, patience) != (ROWS, PATIENCE):
                 width += f"_{rows}_{patience}"
             width += "_fit" * by_fit
-            path = Path(folder, f"{name}_{width}_{seed}{'_quick' * quick}.json")
-            if folder and path.is_file():
-                found.append(json.loads(path.read_text(encoding="utf-8")))
-                continue
-            found.append(compare(table, seed, units, train, is_timed))
+            file = f"{name}_{width}_{seed}{'_quick' * quick}"
+            make = functools.partial(compare, table, seed, units, train, is_timed)
+            found.append(kept_result(folder, file, make))
             print(name, seed, found[-1], flush=True)
-            if folder:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps(found[-1], indent=1), encoding="utf-8")
         yield name, found
 
 

@@ -467,7 +467,7 @@ def test_a_run_goes_on_and_is_repeated_by_hand(run: Any) -> None:
 
 @pytest.mark.parametrize("is_usable", [True, False])
 def test_a_precision_is_judged_whatever_its_units(is_usable: bool) -> None:
-    """That of rank 1 has a least eigenvalue of 1e-16 by rounding, and no inverse."""
+    """A matrix of rank 1 has a least eigenvalue of 1e-16 by rounding, and no inverse."""
     units, correlation = np.array([3e7, 1.0]), 0.5 if is_usable else 1.0
     precision = np.outer(units, units) * [[1, correlation], [correlation, 1]]
     found = Hessians(-precision, -precision, np.zeros(2))

@@ -101,7 +101,7 @@ def test_bad_numbers(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_with_centers_a_step_is_that_of_centred_inputs() -> None:
-    """Of a line through inputs around 100: two chains, the mean input known and not."""
+    """Two chains fit a line through inputs around 100, with the mean input known and not."""
     x = (100 + np.random.default_rng(1).normal(size=[N, 2])).astype(np.float32)
     y, c = VALUES[:, np.newaxis], np.float32([[99.0], [101.0]])
 

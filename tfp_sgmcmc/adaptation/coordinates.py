@@ -29,6 +29,7 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
     Quadratic,
     hessian_products,
     inverse,
+    least_eigenvalue,
     matrices,
     quadratic_of,
     root_of_inverse,
@@ -97,7 +98,7 @@ def whiten_at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
     if not np.isfinite(found.posterior).all():
         raise NotNearGaussian("the Hessian at the mode is not finite", has_shape=False)
     precision, passes, dtype = -found.posterior, passes + more, _dtype(center)
-    eigenvalue = np.linalg.eigvalsh(to_unit_diagonal(precision)[0])[0]
+    eigenvalue = least_eigenvalue(precision)
     if not eigenvalue > _LEAST[dtype]:
         check_proper(problem, center, _flattest(precision))
         try:
@@ -199,8 +200,7 @@ def with_known_remedy(reason: NotNearGaussian, found: Coordinates | None) -> Not
     """Returns the reason, or rounding where the coordinates `found` are nearly degenerate."""
     if reason.remedy is not None or found is None or found.precision is None:
         return reason
-    dtype = _dtype(found.center)
-    eigenvalue = np.linalg.eigvalsh(to_unit_diagonal(found.precision)[0])[0]
+    dtype, eigenvalue = _dtype(found.center), least_eigenvalue(found.precision)
     return _rounded(dtype, eigenvalue) if eigenvalue < _ROUNDED * _LEAST[dtype] else reason
 
 

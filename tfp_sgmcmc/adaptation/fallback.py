@@ -91,12 +91,11 @@ def _from_typical_set(
     """Returns NUTS, or a kernel for the non-centred form of a centred hierarchy."""
     options = num_chains, seeds[0].numpy(), jit_compile
     hierarchy = hierarchy_around(problem, state)
-    starts = None if hierarchy is not None else typical_starts(problem, state, *options)
-    if starts is not None:
-        hierarchy = _hierarchy_around_starts(starts, problem, state, seeds[0].numpy())
     if hierarchy is None:
-        assert starts is not None
-        return _nuts(problem, state, starts, seeds[1], jit_compile, reason, seconds)
+        starts = typical_starts(problem, state, *options)
+        hierarchy = _hierarchy_around_starts(starts, problem, state, seeds[0].numpy())
+        if hierarchy is None:
+            return _nuts(problem, state, starts, seeds[1], jit_compile, reason, seconds)
     other, at = noncentered(problem, state, hierarchy.entries)
     prepared = None
     if select is not None:
@@ -167,7 +166,7 @@ def _nuts(
         Gradients(FullDataLogProb(target), jit_compile),
         choices,
         lines,
-        (_caveat(reason, remedy) if hierarchy is None else _untrusted(hierarchy),),
+        (_caveat(reason) if hierarchy is None else _untrusted(hierarchy),),
         most_results=max(1, int(_MOST_SECONDS / pilot.seconds_per_draw)),
         remedy=remedy,
         trace_fn=trace_divergences,
@@ -214,9 +213,8 @@ def _nogin(
         f"{problem.num_examples} examples, because a step with all of them takes too long."
     )
     kernel, gradients = NOGIN(estimates, **arguments), Gradients(estimates, jit_compile)
-    flags = (_caveat(reason, reason.remedy),)
     return PreparedKernel(
-        kernel, bijector, gradients, choices, (line,), flags, remedy=reason.remedy
+        kernel, bijector, gradients, choices, (line,), (_caveat(reason),), remedy=reason.remedy
     )
 
 
@@ -230,12 +228,11 @@ def _untrusted(hierarchy: CenteredHierarchy) -> Flag:
     )
 
 
-def _caveat(reason: NotNearGaussian, remedy: str | None = None) -> Flag:
-    """Returns what remains unchecked, in words that fit the reason, with a known remedy."""
-    if remedy is not None:
-        return Flag(
-            "doubt", f"These draws may miss parts of the posterior, because {reason}.", remedy
-        )
+def _caveat(reason: NotNearGaussian) -> Flag:
+    """Returns what remains unchecked, in words that fit the reason, with its remedy if known."""
+    if reason.remedy is not None:
+        cause = f"These draws may miss parts of the posterior, because {reason}."
+        return Flag("doubt", cause, reason.remedy)
     if reason.has_shape:
         return Flag(
             "doubt",

@@ -73,7 +73,7 @@ def funnel_check(
     if not (deviation > 0).all():
         return None
     z = (flat - mean) / deviation
-    funnels = [_Funnel(z, j) for j in range(dim)]
+    funnels = (_Funnel(z, j) for j in range(dim))
     funnel = max(funnels, key=lambda f: float(np.sum(f.rates**2)))
     if not funnel.rates.any():
         return None

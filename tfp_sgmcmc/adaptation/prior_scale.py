@@ -18,7 +18,7 @@ from tfp_sgmcmc.internal.nest import (
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
-from tfp_sgmcmc.targets.laplace.quadratic import Hessians, inverse, to_unit_diagonal
+from tfp_sgmcmc.targets.laplace.quadratic import Hessians, inverse, least_eigenvalue
 
 NOT_CURVED = "the curvature of the log posterior at its mode is not positive"
 _ROUNDS = 8
@@ -91,8 +91,7 @@ def with_prior_curvature(found: Hessians, curvature: np.ndarray) -> np.ndarray:
     """
     prior = found.likelihood - found.posterior
     precision = prior + np.diag(np.maximum(curvature, 0) - np.diag(prior)) - found.likelihood
-    least = len(precision) * np.finfo(precision.dtype).eps
-    if not np.linalg.eigvalsh(to_unit_diagonal(precision)[0])[0] > least:
+    if not least_eigenvalue(precision) > len(precision) * np.finfo(precision.dtype).eps:
         raise NotNearGaussian(NOT_CURVED)
     return precision
 

@@ -22,7 +22,7 @@ from tfp_sgmcmc.internal.nest import (
 from tfp_sgmcmc.kernels.base import check_results
 from tfp_sgmcmc.random.defensive_normal import defensive_normal, defensive_normal_log_prob
 from tfp_sgmcmc.targets.base import Target, as_target
-from tfp_sgmcmc.targets.laplace.quadratic import root_of_inverse, to_unit_diagonal
+from tfp_sgmcmc.targets.laplace.quadratic import least_eigenvalue, root_of_inverse
 
 
 class IndependentMetropolisResults(NamedTuple):
@@ -126,7 +126,7 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
         fits = list(precision.shape) == [dim, dim]
         expected = f"of shape [{dim}, {dim}], as center has {dim} entries"
         require("hessian", f"shape {list(precision.shape)}", fits, expected)
-        least = np.linalg.eigvalsh(to_unit_diagonal(precision)[0])[0]
+        least = least_eigenvalue(precision)
         require("hessian", f"a largest eigenvalue of {-least:.3g}", least > 0, "negative definite")
         self._factor = root_of_inverse(precision)
         self._target = as_target(target_log_prob_fn, full_data_expected=True)

@@ -164,7 +164,7 @@ def test_weights_of_examples_are_relative_to_their_mean(sampler):
 @pytest.mark.parametrize("weights", [np.zeros(N), np.r_[np.ones(N - 1), -1.0]])
 @pytest.mark.parametrize("is_array", [True, False])
 def test_weights_that_are_negative_or_zero_are_refused(weights, is_array):
-    """Of data that are not arrays, only the pool sees all rows."""
+    """Only the pool sees all rows of data that are not arrays."""
     x, y, batch_size = X, Y, B
     if not is_array:
         x = tf.data.Dataset.from_tensor_slices((X, Y, weights)).batch(B)

@@ -91,6 +91,11 @@ def to_unit_diagonal(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return matrix / np.outer(scale, scale), scale
 
 
+def least_eigenvalue(matrix: np.ndarray) -> float:
+    """Returns the least eigenvalue of a symmetric matrix that is scaled to a unit diagonal."""
+    return float(np.linalg.eigvalsh(to_unit_diagonal(matrix)[0])[0])
+
+
 def root_of_inverse(precision: np.ndarray) -> np.ndarray:
     """Returns the Cholesky factor of the inverse of a matrix, whatever the units of its entries.
 
@@ -238,7 +243,7 @@ def quadratic_of(found: Hessians, dtype: tf.DType) -> Quadratic:
     """Returns the expansion with these Hessians; raises ValueError as `quadratic_at` does."""
     check_finite(found.posterior)
     check_curved(found.likelihood)
-    check_definite(np.linalg.eigvalsh(to_unit_diagonal(-found.posterior)[0])[0])
+    check_definite(least_eigenvalue(-found.posterior))
     quadratic = Quadratic(*(tf.constant(h, dtype) for h in found[:2]))
     _warn_if_far(found.gradient, quadratic)
     return quadratic

@@ -17,9 +17,9 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
     HessianForm,
     Quadratic,
     hessian_products,
+    least_eigenvalue,
     matrices,
     quadratic_at,
-    to_unit_diagonal,
 )
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
 
@@ -140,6 +140,6 @@ def _given(target: MinibatchLogProb, center: State, hessian: Any) -> Quadratic:
     expected = f"a form such as 'auto', or a symmetric matrix of shape {[flat.shape[0]] * 2}"
     fits = given.shape == (flat.shape[0],) * 2 and np.allclose(given, given.T)
     require("hessian", f"shape {given.shape}", fits, expected)
-    check_definite(np.linalg.eigvalsh(to_unit_diagonal(-given)[0])[0])
+    check_definite(least_eigenvalue(-given))
     likelihood = matrices(hessian_products(target, center), flat.numpy()).likelihood
     return Quadratic(*(tf.constant(h, flat.dtype) for h in (likelihood, given)))

@@ -10,13 +10,16 @@ from typing import Any, TypeVar
 Found = TypeVar("Found")
 
 
-def kept(
-    folder: str, name: str, make: Callable[[], Found], read: Callable[[list[Any]], Found]
+def kept_result(
+    folder: str,
+    name: str,
+    make: Callable[[], Found],
+    read: Callable[[Any], Found] = lambda found: found,
 ) -> Found:
     """Returns the result `name` of `folder`, or that of `make()`, which is then written there.
 
-    Results are tuples of numbers, texts and tuples; `read` makes one of lists. Without a folder, an
-    empty string, nothing is kept.
+    Results are written as JSON; `read` makes one of what JSON gives back, which has lists for
+    tuples. Without a folder, an empty string, nothing is kept.
     """
     if not folder:
         return make()
@@ -25,5 +28,5 @@ def kept(
         return read(json.loads(path.read_text(encoding="utf-8")))
     found = make()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, default=lambda x: x.item()), encoding="utf-8")
+    path.write_text(json.dumps(found, indent=1, default=lambda x: x.item()), encoding="utf-8")
     return found
