@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.harness.thorough_examples import THOROUGH_EXAMPLES
+
 # `tests/test_two_replicas.py` runs them in a process with two logical CPUs.
 collect_ignore = (
     []
@@ -36,6 +38,13 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         # With more threads than cores, the threads wait for each other.
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
             os.environ.setdefault(name, "1")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.DoctestItem) and item.name in THOROUGH_EXAMPLES:
+            item.add_marker(pytest.mark.thorough)
 
 
 def pytest_collection_finish() -> None:

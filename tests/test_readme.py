@@ -40,6 +40,7 @@ def test_sample_without_settings():
     assert accuracy > 0.9  # the constant answer "benign" reaches 0.63
 
 
+@pytest.mark.thorough
 def test_fit_example():
     """Takes 8 epochs instead of 20. Adam's accuracy after 20 is 0.90."""
     keras.utils.set_random_seed(1)

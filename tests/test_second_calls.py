@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 from tests.harness.programs import counted
 
 tfd = tfp.distributions
@@ -49,7 +50,7 @@ CALLS: dict[str, Callable[[int, Any], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore")  # so few draws are not judged here
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", fast_settings(CALLS, *[*CALLS][1:]))
 def test_nothing_is_traced_or_compiled(name: str, result: sgmcmc.SampleResult) -> None:
     CALLS[name](0, result)
     with counted() as made:
@@ -58,6 +59,7 @@ def test_nothing_is_traced_or_compiled(name: str, result: sgmcmc.SampleResult) -
     assert made.maps[0] < 20  # a program of XLA takes about 50
 
 
+@pytest.mark.thorough
 def test_a_new_small_target_leaves_no_programs() -> None:
     """It is traced, which is the negative control, but XLA compiles nothing for it."""
     CALLS["sample"](0, None)

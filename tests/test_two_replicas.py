@@ -24,13 +24,11 @@ def run(*chosen: str) -> None:
 
 
 def test_two_replicas() -> None:
-    """A chain is that of one device, unless shares are not summed."""
+    """A chain is that of one device. The slow test has the controls."""
     run(
         f"{OF_TARGETS}::test_chain_is_that_of_one_replica[SGLD-quick]",
-        f"{OF_TARGETS}::test_shares_that_are_not_summed_are_seen",
         f"{OF_TARGETS}::test_each_replica_loads_its_shards",
         f"{OF_KERAS}::test_chain_is_that_of_one_device[graph]",
-        f"{OF_KERAS}::test_shares_that_are_not_summed_are_seen",
     )
 
 

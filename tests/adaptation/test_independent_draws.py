@@ -10,6 +10,7 @@ import tensorflow_probability as tfp
 from scipy import stats
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 from tfp_sgmcmc.adaptation.coordinates import Coordinates
 from tfp_sgmcmc.adaptation.independent_draws import independent_draws
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
@@ -47,6 +48,7 @@ def result(target: sgmcmc.MinibatchLogProb) -> sgmcmc.SampleResult:
 def test_draws_in_dollars_have_the_exact_law(result: sgmcmc.SampleResult) -> None:
     """Every fourth draw is nearly independent: two tests of 1,000 at 1e-6."""
     assert result.choices.sampler == "IndependentMetropolis" and result.is_trusted
+    assert any("= sgmcmc.IndependentMetropolis(" in x for x in result.choices.program())
     mu, sigma = (np.asarray(x)[::4].ravel() for x in result.states)
     size, mean, sd = len(INCOMES), INCOMES.mean(), INCOMES.std(ddof=1)
     exact = stats.t(size - 1, mean, sd / size**0.5)
@@ -114,7 +116,7 @@ def test_poor_weights_leave_the_draws_to_a_chain(monkeypatch: pytest.MonkeyPatch
     assert "were not tried" in runs.dropped[1] and "N D is 20, above 19" in runs.dropped[1]
 
 
-@pytest.mark.parametrize("form", [dict, list, tuple])
+@pytest.mark.parametrize("form", fast_settings([dict, list, tuple], dict))
 def test_states_of_several_parts_without_a_bijector(form: Any) -> None:
     """Six standard errors of 400 nearly independent draws: 2e-9 each."""
     target = sgmcmc.MinibatchLogProb(

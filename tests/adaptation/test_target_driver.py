@@ -410,7 +410,9 @@ def test_a_flat_shelf_is_no_mode() -> None:
     assert found is not None and abs(found.distance - 20) < 0.5
 
 
-@pytest.fixture(scope="module", params=["independent", "chain"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("independent", marks=pytest.mark.thorough), "chain"]
+)
 def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Returns a run of 400 results in two parts, in a directory, with either kind of draws."""
     if request.param == "chain":

@@ -2,7 +2,7 @@
 
 import datetime
 import json
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -114,13 +114,16 @@ def test_what_has_no_reference_was_not_compared(values: list[float | None]) -> N
     assert alarm.num_compared(short, least=1) == 1
 
 
-def test_nothing_compared_exits_with_two(tmp_path: Path) -> None:
+def test_nothing_compared_exits_with_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
     (folder / "machine.json").write_text(json.dumps({"machine": "here", "version": 1}))
-    program = [sys.executable, "-m", "benchmarks.suite.alarm", "--results", str(tmp_path)]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "Nothing was compared" in done.stderr
+    monkeypatch.setattr(sys, "argv", ["alarm", "--results", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(alarm.__file__), run_name="__main__")
+    assert ended.value.code == 2 and "Nothing was compared" in capsys.readouterr().err
 
 
 def test_a_copy_is_not_measured(tmp_path: Path) -> None:

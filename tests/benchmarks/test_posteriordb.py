@@ -111,6 +111,7 @@ def test_names_are_of_forty_posteriors_and_one_more() -> None:
         table.picked(command.ALL, ("iris",))
 
 
+@pytest.mark.thorough
 def test_models_of_no_database_have_closed_forms() -> None:
     """Two of 40,000 draws: standard errors are 0.005, so 0.05 is ten of them."""
     assert {*unseen.CLOSED_FORMS} <= {*unseen.ALL}

@@ -126,6 +126,7 @@ def test_differences_of_ensembles_are_paired(capsys: pytest.CaptureFixture[str])
     assert table.lines[2][-1] == "0.50" and "made up" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_networks_side_by_side_train_as_fit_does_with_one() -> None:
     """Whole batches of all rows, so that the order of rows does not matter; the last is short."""
     rng = np.random.default_rng(0)

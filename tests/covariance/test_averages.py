@@ -96,7 +96,12 @@ def run(
 
 @pytest.mark.parametrize(
     ("chains", "jit"),
-    [((), False), pytest.param((3,), False, marks=pytest.mark.slow), ((2, 2), False), ((3,), True)],
+    [
+        ((), False),
+        pytest.param((3,), False, marks=pytest.mark.slow),
+        ((2, 2), False),
+        pytest.param((3,), True, marks=pytest.mark.thorough),
+    ],
 )
 @pytest.mark.parametrize(
     ("name", "include_current"),

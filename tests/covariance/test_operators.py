@@ -212,7 +212,14 @@ def test_plus_adds_a_dense_matrix() -> None:
 @pytest.mark.parametrize(
     "kind",
     # Blocks are matrices like the one of "full".
-    [pytest.param(kind, marks=[pytest.mark.slow] * (kind == "block")) for kind in KINDS],
+    [
+        pytest.param(
+            kind,
+            marks=[pytest.mark.slow] * (kind == "block")
+            + [pytest.mark.thorough] * (kind == "low_rank"),
+        )
+        for kind in KINDS
+    ],
 )
 def test_compiled_operations_are_the_eager_ones(kind: str, dtype: Any) -> None:
     sigma, matrix = make(kind, (2,), dtype=dtype)

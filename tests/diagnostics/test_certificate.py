@@ -149,6 +149,7 @@ def test_the_draws_of_a_run_are_those_of_its_states() -> None:
         seed=0,
         progress_bar=False,
         preflight_check=False,
+        jit_compile=False,
     )
     found = sgmcmc.certify(run, positive())
     assert abs(found.mean / exact_draws(np.random.default_rng(7), [100_000]).mean() - 1) < 0.01

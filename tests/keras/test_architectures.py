@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't
 @pytest.mark.parametrize(
     "name, setting",
     [
-        ("several inputs", Setting("SGLD", None, False)),
+        pytest.param("several inputs", Setting("SGLD", None, False), marks=pytest.mark.thorough),
         pytest.param("subclassed", Setting("SGHMC", 2, False), marks=pytest.mark.slow),
     ],
 )

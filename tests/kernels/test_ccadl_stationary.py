@@ -377,7 +377,9 @@ def test_beyond_the_largest_stable_step_the_chain_is_lost_and_told_of(
     assert 0 < error.value.step < 300
 
 
-@pytest.mark.parametrize("scheme", ["midpoint", "adodacbc", "euler"])
+@pytest.mark.parametrize(
+    "scheme", ["midpoint", pytest.param("adodacbc", marks=pytest.mark.thorough), "euler"]
+)
 def test_preflight_tells_of_a_sigma_beyond_the_explicit_schemes(scheme: Any) -> None:
     """Curvature allows a step that is ten times as large."""
     few = MODEL.target(2, replacement=True)
@@ -458,6 +460,7 @@ THERMOSTAT_MUTATIONS = {
         for name in THERMOSTAT_MUTATIONS
     ],
 )
+@pytest.mark.thorough
 def test_broken_thermostats_are_rejected(name: str) -> None:
     """Sigma is halved, so that the thermostat has to absorb the rest. A tenth of the chains."""
     broken = mutant(sgmcmc.CCAdL, THERMOSTAT_MUTATIONS[name])

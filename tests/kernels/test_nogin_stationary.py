@@ -371,7 +371,10 @@ def test_all_examples_leave_no_noise() -> None:
 
 @pytest.mark.parametrize(
     "covariance",
-    [Full(RunningMean()), pytest.param(LowRank(History(40)), marks=pytest.mark.slow)],
+    [
+        pytest.param(Full(RunningMean()), marks=pytest.mark.thorough),
+        pytest.param(LowRank(History(40)), marks=pytest.mark.slow),
+    ],
     ids=["full", "low_rank"],
 )
 def test_estimated_covariance(covariance: Any) -> None:

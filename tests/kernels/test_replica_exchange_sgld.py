@@ -11,6 +11,7 @@ import tensorflow as tf
 from scipy import stats
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 from tests.harness.by_hand import FULL, HAND, MODEL, SEED, STRUCTURES, flat, two_parts
 from tests.harness.gaussian_mean import PRECISION, PRIOR_PRECISION
 from tests.harness.statistics import Rejected, check_means
@@ -198,7 +199,7 @@ class NoisySwap:
 
 
 @pytest.mark.parametrize("deviation", [0.3, 1.0, 2.5])
-@pytest.mark.parametrize("exact", [0.0, 0.4, 2.0])
+@pytest.mark.parametrize("exact", fast_settings([0.0, 0.4, 2.0], 0.4))
 def test_gaussian_noise_leaves_swaps_exact(
     monkeypatch: pytest.MonkeyPatch, deviation: float, exact: float
 ) -> None:

@@ -227,6 +227,7 @@ def mutated() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.thorough
 def test_mutations_are_rejected(name: str, mutated: dict[str, np.ndarray]) -> None:
     with pytest.raises(Rejected):
         check_covariance(mutated[name], FISHER.mean, POSTERIOR, ERROR)

@@ -62,6 +62,7 @@ def test_chains_with_minibatches_of_their_own_are_uncorrelated(without: np.ndarr
     check_covariance(pairs, np.tile(MODEL.mean, 2), joint, relative_error=0.05)
 
 
+@pytest.mark.thorough
 def test_sample_chain_under_xla() -> None:
     kernel = sgmcmc.SGLD(target(), STEP)
 

@@ -130,6 +130,7 @@ def test_thermostat_comes_to_friction_and_noise(thermal: tuple[str, Run]) -> Non
     check_means(np.square(run.thermostat - xi).mean(axis=1), 1 / 20, 0.0075, "its variance")
 
 
+@pytest.mark.thorough
 def test_kinetic_temperature(thermal: tuple[str, Run]) -> None:
     """It is T after a Euler step, and T + h s + O(h^2) after the kick of the splitting."""
     scheme, run = thermal

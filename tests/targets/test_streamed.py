@@ -289,7 +289,12 @@ def rows_at_run_time(x: np.ndarray, size: int) -> tf.data.Dataset:
 
 
 @pytest.mark.parametrize(
-    "of", [EXAMPLES.batch(5), rows_at_run_time(X, 7), EXAMPLES.batch(2, drop_remainder=False)]
+    "of",
+    [
+        pytest.param(EXAMPLES.batch(5), marks=pytest.mark.thorough),
+        rows_at_run_time(X, 7),
+        pytest.param(EXAMPLES.batch(2, drop_remainder=False), marks=pytest.mark.thorough),
+    ],
 )
 def test_blocks_of_any_size_are_cut_and_joined_to_batches(of: tf.data.Dataset) -> None:
     with pytest.warns(UserWarning, match="leave out the last 3 examples of each epoch"):

@@ -67,7 +67,7 @@ class StreamedLogProb(Target):
       ...     lambda epoch: examples.shuffle(1000, seed=epoch).batch(250, drop_remainder=True),
       ...     num_examples=1000)
       >>> result = sgmcmc.sample_chain(sgmcmc.SGLD(target, step_size=5e-5), tf.ones([8]), 200,
-      ...     num_burnin_steps=200, num_steps_between_results=4, seed=0, progress_bar=False)
+      ...     num_burnin_steps=200, seed=0, progress_bar=False)
       >>> bool(abs(result.states.mean() - x.mean()) < 0.02)
       True
 

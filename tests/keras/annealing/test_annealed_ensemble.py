@@ -13,6 +13,7 @@ from tfp_sgmcmc.keras.annealing.annealed_ensemble import AnnealedEnsemble
 from tfp_sgmcmc.keras.data import training_data
 from tfp_sgmcmc.keras.model.rows_of_chains import row_hashes
 
+CHECKS_CURVATURE = True
 N, B, C, EPOCHS = 40, 8, 5, 4
 K = EPOCHS * N // B
 RNG = np.random.default_rng(0)
@@ -276,6 +277,7 @@ def test_a_kernel_gives_draws_at_its_temperature(temperature):
     sampler.posterior.summary()
 
 
+@pytest.mark.thorough
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(sampler, tmp_path):
     class Stop(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -304,6 +306,7 @@ def test_the_plan_states_the_memory_of_all_states():
     assert plan.memory == 80 * 5 * 16 * 4
 
 
+@pytest.mark.thorough
 def test_traces_have_no_rhat(tmp_path):
     pytest.importorskip("tensorboard")
     sampler = sgmcmc.keras.SamplerCallback(seed=3)

@@ -223,7 +223,9 @@ def test_too_few_weights_wrong_draws_and_another_model_are_refused(correlated):
         fed([*weights[:2], [np.nan] * 3])
 
 
-@pytest.mark.parametrize(("unit", "collected"), [("epochs", 2), ("steps", 4)])
+@pytest.mark.parametrize(
+    ("unit", "collected"), [("epochs", 2), pytest.param("steps", 4, marks=pytest.mark.thorough)]
+)
 def test_without_burn_in_the_second_half_is_collected(unit, collected):
     """Of 4 epochs of 2 steps; a second fit adds all of its weights."""
     swag = sgmcmc.keras.SWAG(unit=unit)

@@ -63,7 +63,7 @@ MODELS = {
 @pytest.mark.parametrize(
     "kind, jit_compile, batch_size",
     [
-        ("unbuilt", "auto", 8),  # the last batch is shorter
+        pytest.param("unbuilt", "auto", 8, marks=pytest.mark.thorough),  # a shorter last batch
         pytest.param("training argument", "auto", 10, marks=pytest.mark.slow),
         *(
             pytest.param(kind, "auto", 8, marks=pytest.mark.slow)

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 from tests.keras import small_models
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
 from tfp_sgmcmc.keras.model import internals
@@ -20,7 +21,7 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=[B, 3]).astype(np.float32)
 Y = RNG.integers(0, 4, size=[B])
 ROUNDING = {"mixed_bfloat16": 2.0**-8, "mixed_float16": 2.0**-11}
-MIXED = pytest.mark.parametrize("policy", ROUNDING)
+MIXED = pytest.mark.parametrize("policy", fast_settings(ROUNDING, "mixed_float16"))
 
 
 def classifier(policy):

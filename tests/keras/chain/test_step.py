@@ -206,9 +206,9 @@ def test_several_outputs_with_loss_weights_and_sample_weights():
 @pytest.mark.parametrize(
     "mode, kind",
     [
-        ({"jit_compile": True}, "normal"),
+        pytest.param({"jit_compile": True}, "normal", marks=pytest.mark.thorough),
         pytest.param({"jit_compile": True}, "three_point", marks=pytest.mark.thorough),
-        pytest.param({"jit_compile": False}, "normal", marks=pytest.mark.slow),
+        ({"jit_compile": False}, "normal"),
     ],
 )
 def test_noise_is_drawn_from_the_seed_and_the_step(mode, kind):

@@ -10,7 +10,6 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
-from tests.keras.no_curvature_checks import no_curvature_checks  # noqa: F401
 from tests.keras.small_models import assert_close, assert_equal, sgld, unit_normal
 
 N = 12

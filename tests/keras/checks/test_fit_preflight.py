@@ -19,6 +19,7 @@ from tests.keras import small_models
 from tests.keras.small_models import BINARY_CROSSENTROPY, assert_equal, sgld
 from tfp_sgmcmc.internal import memory
 
+CHECKS_CURVATURE = True
 N, D = 40, 3
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[N, D]).astype(np.float32)

@@ -13,6 +13,7 @@ from tests.keras import small_models
 from tests.keras.small_models import BINARY_CROSSENTROPY, affine, assert_equal, sgld
 from tfp_sgmcmc.keras import IndependentBatches
 
+CHECKS_CURVATURE = True
 N, B = 20, 6
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[N, 2]).astype(np.float32)
@@ -44,7 +45,7 @@ INDEPENDENT = {
 }
 
 
-@pytest.mark.parametrize("data", fast_settings(DEPENDENT, "arrays", "tf.data"))
+@pytest.mark.parametrize("data", fast_settings(DEPENDENT, "arrays"))
 def test_a_kernel_that_expects_independent_batches_refuses_others_before_it_moves(data):
     callback, model = sampler(), classifier()
     before = model.get_weights()

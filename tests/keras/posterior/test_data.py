@@ -72,7 +72,7 @@ def assert_same(some, others):
     "form, is_read_in_blocks",
     [
         ("dataset", True),
-        ("PyDataset", False),
+        pytest.param("PyDataset", False, marks=pytest.mark.thorough),
         ("generator", False),
         pytest.param("dataset", False, marks=pytest.mark.thorough),
         pytest.param("PyDataset", True, marks=pytest.mark.thorough),

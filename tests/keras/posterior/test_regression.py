@@ -86,6 +86,7 @@ def check_quantiles(posterior):
         assert (np.abs(quantiles - (CENTRE + z * TOTAL)) < CRITICAL * error + 1e-5).all()
 
 
+@pytest.mark.thorough
 def test_mean_noise_knowledge_and_quantiles_of_bayesian_linear_regression():
     posterior = exact()
     check_moments(posterior)

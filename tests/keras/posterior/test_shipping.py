@@ -159,10 +159,10 @@ def preprocessed(name):
 @pytest.mark.parametrize(
     "name",
     [
-        *("normalization", "integers"),
+        "normalization",
         *(
             pytest.param(x, marks=pytest.mark.thorough)
-            for x in ("discretization", "strings", "text", "tokens")
+            for x in ("integers", "discretization", "strings", "text", "tokens")
         ),
     ],
 )

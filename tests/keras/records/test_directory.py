@@ -87,6 +87,7 @@ def watched(tmp_path_factory):
     return folder / "run", sorted((folder / "snapshots").iterdir()), expected
 
 
+@pytest.mark.thorough
 def test_a_script_run_again_leaves_the_same_chain(watched, in_memory):
     run, _, expected = watched
     assert_equal(expected, in_memory)

@@ -59,7 +59,9 @@ def remainders(sizes: tuple[int, ...], theta: np.ndarray) -> list[np.ndarray]:
     return np.split(found, np.cumsum(sizes)[:-1])
 
 
-@pytest.mark.parametrize("theta", [THETA, FAR], ids=["near", "far"])
+@pytest.mark.parametrize(
+    "theta", [pytest.param(THETA, marks=pytest.mark.thorough), FAR], ids=["near", "far"]
+)
 @pytest.mark.parametrize(
     ("sizes", "batch_size", "options"),
     [

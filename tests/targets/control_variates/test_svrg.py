@@ -158,6 +158,7 @@ def ends_of_periods(target: Any) -> np.ndarray:
     return samples[:, PERIOD - 1 :: PERIOD]
 
 
+@pytest.mark.thorough
 def test_law_of_sgld() -> None:
     """Checks SGLD on a linear regression, once in each period of the anchor.
 

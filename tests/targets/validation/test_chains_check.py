@@ -37,7 +37,9 @@ def of_the_first_chain(a: tf.Tensor, group: tf.Tensor) -> tf.Tensor:
     return tf.gather(one, group) + 0 * a[..., :1]
 
 
-@pytest.mark.parametrize("shape", [[3, 4], [1, 4], [2, 3, 4]])
+@pytest.mark.parametrize(
+    "shape", [[3, 4], *(pytest.param(s, marks=pytest.mark.thorough) for s in ([1, 4], [2, 3, 4]))]
+)
 def test_chains_that_mix_are_refused(shape: list[int]) -> None:
     """By an error of the shapes, or by the values where shapes hide it."""
     a = tf.constant(RNG.normal(size=shape).astype(np.float32))

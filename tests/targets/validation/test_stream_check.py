@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 from tfp_sgmcmc.targets.validation.stream_check import measure_order
 
 tfd = tfp.distributions
@@ -35,7 +36,7 @@ def stream(order: np.ndarray, buffer: int = 0) -> sgmcmc.StreamedLogProb:
 RANDOM = stream(np.arange(N))
 
 
-@pytest.mark.parametrize("buffer", [0, 400])
+@pytest.mark.parametrize("buffer", fast_settings([0, 400], 400))
 def test_files_sorted_by_label_are_named(buffer: int) -> None:
     with pytest.warns(UserWarning, match=r"sorted by batch\['y'\]. Draws are then far too wide"):
         sgmcmc.preflight(stream(SORTED, buffer), STATE)

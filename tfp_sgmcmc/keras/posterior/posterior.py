@@ -485,7 +485,7 @@ class Posterior:
           >>> posterior = sgmcmc.keras.Posterior(
           ...     model, model.trainable_variables, [kernels, np.zeros([2, 1], np.float32)])
           >>> x = np.random.default_rng(0).normal(size=[200, 1]).astype(np.float32)
-          >>> found = posterior.distil(x, (x, (x > 0).astype(int)), seed=0)
+          >>> found = posterior.distil(x, (x, (x > 0).astype(int)), epochs=10, seed=0)
           >>> found.nats_lost < 0.05
           True
 

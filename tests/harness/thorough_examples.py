@@ -1,0 +1,34 @@
+"""Examples of docstrings that take more than a second and whose lines other tests execute.
+
+`conftest.py` marks them `thorough`.
+"""
+
+THOROUGH_EXAMPLES = {
+    f"tfp_sgmcmc.{name}"
+    for name in (
+        "adaptation.tuning.tune",
+        "diagnostics.burn_in.SamplingThresholdReducer",
+        "diagnostics.certificate.certify",
+        "diagnostics.leave_one_out.compare",
+        "kernels.annealed_sghmc.AnnealedSGHMC",
+        "kernels.ccadl.CCAdL",
+        "kernels.corrected_langevin.CorrectedLangevin",
+        "kernels.modified_sgld.ModifiedSGLD",
+        "kernels.nogin.NOGIN",
+        "kernels.replica_exchange_sgld.ReplicaExchangeSGLD",
+        "kernels.sgfs.SGFS",
+        "kernels.sghmc.SGHMC",
+        "kernels.sgnht.SGNHT",
+        "kernels.underdamped_langevin.UnderdampedLangevin",
+        "keras.baselines.last_layer.last_layer_laplace",
+        "keras.posterior.posterior.Posterior.to_keras_model",
+        "keras.traces.Traces",
+        "sampling.result.SampleResult.loo",
+        "sampling.result.SampleResult.map",
+        "sampling.result.SampleResult.summary",
+        "targets.laplace.whitening.whiten",
+        "targets.linear_model.LinearModel",
+        "targets.minibatch.MinibatchLogProb.from_joint",
+        "targets.streaming.row_pool.draw_pool",
+    )
+}
