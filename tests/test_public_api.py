@@ -3,11 +3,13 @@
 import ast
 import importlib
 import inspect
+import pkgutil
 from pathlib import Path
 
 import pytest
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.thorough_examples import THOROUGH_EXAMPLES
 
 MODULES = sorted(name for name, home in sgmcmc._HOMES.items() if home == "tfp_sgmcmc")
 CLASSES_AND_FUNCTIONS = sorted({*sgmcmc._HOMES} - {*MODULES})
@@ -73,3 +75,8 @@ def issubclass_namedtuple(thing: object) -> bool:
 def test_kernels_name_their_parameters_as_their_constructors_do(kernel: type) -> None:
     made = kernel(sgmcmc.FullDataLogProb(lambda x: -(x**2)), 0.1)
     assert list(made.parameters) == list(inspect.signature(kernel).parameters)
+
+
+@pytest.mark.parametrize("name", sorted(THOROUGH_EXAMPLES))
+def test_examples_that_are_thorough_exist(name: str) -> None:
+    assert ">>> " in (pkgutil.resolve_name(name).__doc__ or "")

@@ -11,8 +11,8 @@ import tensorflow as tf
 from scipy import stats
 
 import tfp_sgmcmc as sgmcmc
-from tests.harness.fast_settings import fast_settings
 from tests.harness.by_hand import FULL, HAND, MODEL, SEED, STRUCTURES, flat, two_parts
+from tests.harness.fast_settings import fast_settings
 from tests.harness.gaussian_mean import PRECISION, PRIOR_PRECISION
 from tests.harness.statistics import Rejected, check_means
 from tfp_sgmcmc import random
