@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -84,6 +85,11 @@ NESTS = st.recursive(
 )
 
 
+@functools.cache
+def _nests() -> list[Any]:
+    return drawn(NESTS.filter(bool))
+
+
 def junk() -> list[Any]:
     """Values that are wrong for every argument."""
     return [
@@ -105,7 +111,7 @@ def junk() -> list[Any]:
         slice(3),
         Frame(),
         ...,
-        *drawn(NESTS.filter(bool)),
+        *_nests(),
     ]
 
 

@@ -293,7 +293,7 @@ def rows_at_run_time(x: np.ndarray, size: int) -> tf.data.Dataset:
     [
         pytest.param(EXAMPLES.batch(5), marks=pytest.mark.thorough),
         rows_at_run_time(X, 7),
-        pytest.param(EXAMPLES.batch(2, drop_remainder=False), marks=pytest.mark.thorough),
+        EXAMPLES.batch(2, drop_remainder=False),
     ],
 )
 def test_blocks_of_any_size_are_cut_and_joined_to_batches(of: tf.data.Dataset) -> None:

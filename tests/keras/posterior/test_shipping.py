@@ -159,10 +159,10 @@ def preprocessed(name):
 @pytest.mark.parametrize(
     "name",
     [
-        "normalization",
+        *("normalization", "integers"),
         *(
             pytest.param(x, marks=pytest.mark.thorough)
-            for x in ("integers", "discretization", "strings", "text", "tokens")
+            for x in ("discretization", "strings", "text", "tokens")
         ),
     ],
 )
@@ -381,6 +381,7 @@ def test_errors(posterior):
     large.to_dtype("bfloat16")
 
 
+@pytest.mark.thorough
 def test_one_pass_over_all_samples_gives_the_same(posterior, tmp_path):
     shipped = posterior.to_keras_model(batched=True)
     check(shipped(X), posterior, rtol=1e-5)
