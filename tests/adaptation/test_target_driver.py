@@ -194,7 +194,10 @@ class Draws:
     def flags(self) -> list[str]:
         found = convergence(self.z)
         fit = gradient_fit(self.z, -self.z)
-        return [*draw_checks._flags(found, 400), *draw_checks._flags_of_gradients(fit)]
+        return [
+            *draw_checks.flags_of_convergence(found, 400),
+            *draw_checks._flags_of_gradients(fit),
+        ]
 
 
 def test_sound_draws_have_no_flag() -> None:
@@ -247,7 +250,10 @@ def test_draws_that_fail_in_degenerate_coordinates_have_the_remedy_of_rounding()
 
 def test_a_known_remedy_replaces_guesses() -> None:
     found = convergence(Draws(stuck=0.5).z)
-    (guess,), (told,) = draw_checks._flags(found, 0), draw_checks._flags(found, 0, "Scale it.")
+    (guess,), (told,) = (
+        draw_checks.flags_of_convergence(found, 0),
+        draw_checks.flags_of_convergence(found, 0, "Scale it."),
+    )
     assert "funnel" in guess.cause and "Scale it." not in guess
     assert "funnel" not in told and told.remedy == "Scale it."
 
@@ -617,8 +623,8 @@ def test_choices_without_a_version_are_read(
     npz.write(tmp_path / "choices.npz", header, arrays)
     monkeypatch.setattr(
         settings_file,
-        "_rebuild",
-        lambda _, choices, __: dataclasses.replace(saved, choices=choices),
+        "rebuild",
+        lambda _, __, choices, ___: dataclasses.replace(saved, choices=choices),
     )
     found = settings_file.load(tmp_path, regression(), tf.zeros([3]), None, 4)
     assert found is not None
@@ -759,3 +765,21 @@ def test_large_data_without_second_derivatives_take_nogin(monkeypatch: Any) -> N
     draws = np.asarray(result.states)
     assert abs(draws.mean() - np.median(y)) < 0.05
     assert 0.5 < draws.std() * 5000**0.5 < 2
+
+
+def test_a_directory_needs_no_likelihood_of_own_minibatches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tf.gather` without batch_dims takes one minibatch for all chains, as all data are."""
+    monkeypatch.setattr(target_driver, "_FEWEST_ENTRIES", 20_000)  # a fixture has another
+    pytest.importorskip("zarr")
+    target = sgmcmc.MinibatchLogProb(
+        lambda effects: -0.5 * tf.reduce_sum(effects**2, axis=-1),
+        lambda effects, row: -0.5 * (row["y"] - tf.gather(effects, row["group"], axis=-1)) ** 2,
+        {"y": np.arange(6.0, dtype=np.float32), "group": np.arange(6) % 3},
+        batch_size=6,
+    )
+    options: dict[str, Any] = dict(num_chains=2, seed=0, directory=tmp_path, progress_bar=False)
+    first = sgmcmc.sample(target, tf.zeros([3]), 60, **options)
+    more = sgmcmc.sample(target, tf.zeros([3]), 70, **options)
+    np.testing.assert_array_equal(more.states[:60], first.states)
