@@ -130,3 +130,18 @@ def test_a_function_that_makes_a_kernel_is_deprecated() -> None:
             seed=0, progress_bar=False, jit_compile=False,
         )  # fmt: skip
     assert found.states["y"].shape == (3, 2)
+
+
+def test_a_directory_needs_no_likelihood_of_own_minibatches(tmp_path: Path) -> None:
+    """`tf.gather` without batch_dims takes one minibatch for all chains, as all data are."""
+    pytest.importorskip("zarr")
+    target = sgmcmc.MinibatchLogProb(
+        lambda effects: -0.5 * tf.reduce_sum(effects**2, axis=-1),
+        lambda effects, row: -0.5 * (row["y"] - tf.gather(effects, row["group"], axis=-1)) ** 2,
+        {"y": np.arange(6.0, dtype=np.float32), "group": np.arange(6) % 3},
+        batch_size=6,
+    )
+    options: dict[str, Any] = dict(num_chains=2, seed=0, directory=tmp_path, progress_bar=False)
+    first = sgmcmc.sample(target, tf.zeros([3]), 60, **options)
+    more = sgmcmc.sample(target, tf.zeros([3]), 70, **options)
+    np.testing.assert_array_equal(more.states[:60], first.states)
