@@ -230,6 +230,7 @@ def plot_marginals(draws: dict[str, np.ndarray]) -> Figure:
             values = draws[name][..., i].ravel()
             axes.hist(values, bins, density=True, histtype=kind, linewidth=1.5, label=name)
         axes.set(xlabel=f"weight {i}", ylabel="density")
+        axes.locator_params(axis="x", nbins=5)
     handles = panels[0, 0].get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=3, frameon=False)
     return figure

@@ -72,9 +72,9 @@ class NOGIN(MomentumKernel):
 
     Along a direction of curvature a and noise s of a Gaussian posterior, the integrated
     autocorrelation time of theta is \( (s + 4 T m \lambda^2 / h^2) / (a T) \) steps. Noise adds
-    \( s / (a T) \): where scores have the covariance that the curvature implies, \( a = N V \), this
-    takes one pass over the data for each effective sample, for every n. Minibatches below the size
-    at which this term dominates therefore bring nothing. Control variates reduce s.
+    \( s / (a T) \): where scores have the covariance that the curvature implies, \( a = N V \),
+    this takes one pass over the data for each effective sample, for every n. Minibatches below the
+    size at which this term dominates therefore bring nothing. Control variates reduce s.
 
     Where Sigma is large, a step moves theta by about \( 2 T \Sigma^{-1} g \), whatever h is. Far
     from the posterior Sigma can be a hundred times its value there. A linear regression that
@@ -103,8 +103,9 @@ class NOGIN(MomentumKernel):
     are those of exact gradients. The friction must be so large that the covariance is positive. In
     a chain where it is not, the smallest possible friction is used, and the results count it.
 
-    On a whitened posterior (`whiten`, about \( N(0, I) \)) with exact gradients and friction 1, the steps
-    0.1, 0.5 and 1 leave variances exact, and give 0.05, 0.26 and 0.54 effective samples a step.
+    On a whitened posterior (`whiten`, about \( N(0, I) \)) with exact gradients and friction 1,
+    the steps 0.1, 0.5 and 1 leave variances exact, and give 0.05, 0.26 and 0.54 effective samples
+    a step.
 
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`:
