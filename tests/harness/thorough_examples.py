@@ -27,8 +27,5 @@ THOROUGH_EXAMPLES = {
         "sampling.result.SampleResult.map",
         "sampling.result.SampleResult.summary",
         "targets.laplace.whitening.whiten",
-        "targets.linear_model.LinearModel",
-        "targets.minibatch.MinibatchLogProb.from_joint",
-        "targets.streaming.row_pool.draw_pool",
     )
 }
