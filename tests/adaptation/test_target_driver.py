@@ -345,6 +345,22 @@ def test_a_model_that_raises_far_away_is_proper_there() -> None:
         check_proper(broken, tf.constant(0.0), np.array([0.1]))
 
 
+def test_no_line_in_the_neck_of_a_funnel_is_judged() -> None:
+    """Where effects and their mean agree to 1e-12, they may move by 1e9 of their deviations.
+
+    Negative control: a start in the neck.
+    """
+
+    def log_prob(mu: tf.Tensor, theta: tf.Tensor) -> tf.Tensor:
+        return -((mu - theta) ** 2) * 1e24 - mu**2
+
+    at, direction = tf.constant(0.1, tf.float64), np.full(2, 1e-12)
+    center = {"mu": at, "theta": at}
+    check_proper(log_prob, center, direction, {"mu": tf.zeros([]), "theta": tf.zeros([])})
+    with pytest.raises(ImproperError):
+        check_proper(log_prob, center, direction, center)
+
+
 def test_the_mode_of_redundant_parameters_is_refused() -> None:
     target = sgmcmc.MinibatchLogProb(
         lambda w: tf.zeros_like(w[..., 0]),
