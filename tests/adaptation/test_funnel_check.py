@@ -22,16 +22,16 @@ def log_prob(x: np.ndarray) -> np.ndarray:
     v, center, others = x[:, 0], x[:, 1], x[:, 2:]
     squares = ((others - center[:, np.newaxis]) ** 2).sum(axis=1)
     with np.errstate(over="ignore"):
-        return -(v**2) / 18 - center**2 / 2 - squares * np.exp(-v) / 2 - 4 * v
+        return -(v**2) / 18 - center**2 / 2 - squares * np.exp(-v) / 2 - others.shape[1] * v / 2
 
 
-def draws(seed: int, least: float = -np.inf) -> np.ndarray:
+def draws(seed: int, least: float = -np.inf, num_others: int = 8) -> np.ndarray:
     """Returns draws of the funnel; those of v below `least` come to lie just above it."""
     rng = np.random.default_rng(seed)
     v = 3 * rng.standard_normal([1000, 4, 1])
     v = np.where(v < least, least + rng.random(v.shape), v)
     center = rng.standard_normal(v.shape)
-    others = center + np.exp(v / 2) * rng.standard_normal([1000, 4, 8])
+    others = center + np.exp(v / 2) * rng.standard_normal([1000, 4, num_others])
     return np.concatenate([v, center, others], axis=-1)
 
 
@@ -45,6 +45,13 @@ def test_draws_that_miss_the_neck_are_told(seed: int) -> None:
         found = funnel_check(log_prob, draws(seed, least), 1, np.random.default_rng(seed))
         assert found is not None and found.entry == 0
         assert found.is_wrong(0.03, ERRORS) == told
+
+
+def test_sound_draws_of_many_entries_do_not_drift() -> None:
+    """Draws that decided on their own moves would drift, as each fits 45 locations and widths."""
+    sound = draws(0, num_others=45)[:500]
+    found = funnel_check(log_prob, sound, 1, np.random.default_rng(0))
+    assert found is not None and found.entry == 0 and not found.is_wrong(0.03, ERRORS)
 
 
 K = 12

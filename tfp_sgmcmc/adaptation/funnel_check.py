@@ -85,7 +85,7 @@ def funnel_check(
     if not (deviation > 0).all():
         return None
     z = (flat - mean) / deviation
-    funnels = sorted((_Funnel(z, j) for j in range(dim)), key=lambda f: -f.strength)
+    funnels = sorted((_Funnel(z, j, rounds=1) for j in range(dim)), key=lambda f: -f.strength)
     if not funnels[0].strength:
         return None
     most = np.clip(_MOST_TERMS / _MOVES / num_examples, 400, _MOST_DRAWS)
@@ -93,7 +93,7 @@ def funnel_check(
     picked = z.reshape(draws.shape)[rows]
     least = _LEAST_SHARE * funnels[0].strength
     found = [
-        _moved(lambda z: log_prob_fn(mean + deviation * z), picked, funnel, rng)
+        _moved(lambda z: log_prob_fn(mean + deviation * z), picked, funnel.entry, rng)
         for funnel in funnels[:_FUNNELS]
         if funnel.strength >= least
     ]
@@ -103,17 +103,24 @@ def funnel_check(
 def _moved(
     log_prob_fn: Callable[[np.ndarray], np.ndarray],
     draws: np.ndarray,
-    funnel: _Funnel,
+    entry: int,
     rng: np.random.Generator,
 ) -> FunnelCheck:
-    """Returns what moves along one funnel do to standardized draws, `[results, chains, D]`."""
-    moved, entry = draws.reshape(-1, draws.shape[-1]), funnel.entry
+    """Returns what moves along one entry do to standardized draws, `[results, chains, D]`.
+
+    Each half of the chains moves by what the other half knows of the funnel, because draws that
+    decide on their own moves drift.
+    """
+    moved = draws.reshape(-1, draws.shape[-1])
     before, value = moved[:, entry], log_prob_fn(moved)
+    halves = [part.ravel() for part in _halves(np.arange(len(moved)).reshape(draws.shape[:2]))]
     for turn in range(_MOVES):
-        if turn and turn % _REFIT == 0:  # the moved draws know more of the neck
-            funnel = _Funnel(moved, entry)
+        if turn % _REFIT == 0:  # the moved draws know more of the neck
+            funnels = [_Funnel(moved[half], entry) for half in halves]
         delta = _LENGTHS[turn % len(_LENGTHS)] * rng.standard_normal(len(moved))
-        proposed, jacobian = funnel.moved(moved, delta)
+        proposed, jacobian = np.empty_like(moved), np.empty(len(moved))
+        for half, funnel in zip(halves, reversed(funnels), strict=True):
+            proposed[half], jacobian[half] = funnel.moved(moved[half], delta[half])
         there = log_prob_fn(proposed)
         with np.errstate(all="ignore"):
             rise = there - value + jacobian
@@ -137,6 +144,11 @@ def _moved(
     return FunnelCheck(entry, *(float(x) for pair in pairs for x in pair))
 
 
+def _halves(x: np.ndarray) -> list[np.ndarray]:
+    """Returns two halves of the chains of `[results, chains]`, or of the results of one chain."""
+    return np.array_split(x, 2, axis=1 if x.shape[1] > 1 else 0)
+
+
 class _Funnel:
     """How the others move and widen along one entry of standardized draws, `[n, D]`.
 
@@ -145,7 +157,7 @@ class _Funnel:
       strength: the sum of squares of the rates at which logarithms of widths change along it.
     """
 
-    def __init__(self, z: np.ndarray, entry: int):
+    def __init__(self, z: np.ndarray, entry: int, rounds: int = _ROUNDS):
         self.entry = entry
         s, others = z[:, entry], np.delete(z, entry, axis=1)
         low, high = np.quantile(s, [1 / 3, 2 / 3])
@@ -158,7 +170,7 @@ class _Funnel:
         powers, x = self._powers(s), others @ self._basis
         # The thirds are two deviations apart.
         log_width = np.outer(s, np.log(np.maximum(squares, 1e-12)) / 4)
-        for _ in range(_ROUNDS):  # narrow places decide on the locations, and these on the widths
+        for _ in range(rounds):  # narrow places decide on the locations, and these on the widths
             weights = np.exp(np.clip(-2 * (log_width - log_width.mean(axis=0)), -20, 20))
             self._location = _fits(powers, x, weights)
             off = np.maximum(np.abs(x - powers @ self._location), 1e-300)
