@@ -9,7 +9,7 @@ import os
 import signal
 import time
 import unittest.mock
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -145,38 +145,68 @@ def auto_is_killed_in_its_pilot() -> None:
     assert np.isfinite(np.asarray(fit_into(folder).samples[0])).all()
 
 
+def _die_once(parent: Path) -> None:
+    """Ends this process if it is the first other than the one whose number `parent` holds."""
+    if os.getpid() != int(parent.read_text()):
+        with contextlib.suppress(FileExistsError):
+            parent.with_name("dead").touch(exist_ok=False)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def part_of_stream(i: int, dies: Path | None = None) -> sgmcmc.StreamedLogProb:
     """Returns a third of the rows; the process that first reads the middle third again dies."""
     x = DATA[i::3]
 
     def read() -> Any:
         yield from np.array_split(x, 5)
-        if dies is not None and i == 1 and os.getpid() != int(dies.read_text()):
-            with contextlib.suppress(FileExistsError):
-                dies.with_name("dead").touch(exist_ok=False)
-                os.kill(os.getpid(), signal.SIGKILL)
+        if dies is not None and i == 1:
+            _die_once(dies)
 
     rows = tf.data.Dataset.from_generator(read, output_signature=tf.TensorSpec([None], tf.float32))
     prior = tfp.distributions.Normal(0.0, 10.0).log_prob
     return sgmcmc.StreamedLogProb(prior, log_likelihood, rows, len(x), batch_size=50, memory=400)
 
 
-@attack("shards and leases", quick=False)
-def a_worker_dies_in_a_pass_over_its_part() -> None:
-    """dask gives the part to the other worker, and the pool is that of one process."""
+def target_of_worker(dies: Path) -> sgmcmc.MinibatchLogProb:
+    _die_once(dies)
+    return target()
+
+
+@contextlib.contextmanager
+def _two_workers() -> Generator[tuple[Any, Path]]:
+    """Yields a client of dask, and a file for `_die_once`, which one worker must have obeyed."""
     from dask.distributed import Client, LocalCluster
 
-    options: dict[str, Any] = dict(num_parts=3, jit_compile=False)
-    expected, _ = sgmcmc.draw_pool(part_of_stream, tf.zeros([]), **options)
     dies = new_folder() / "parent"
     dies.write_text(str(os.getpid()))
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         Client(cluster) as client,
     ):
+        yield client, dies
+    assert dies.with_name("dead").exists()
+
+
+@attack("shards and leases", quick=False)
+def a_worker_dies_while_it_chooses() -> None:
+    """The other worker chooses the same, and its draws are those of one process."""
+    arguments = tf.zeros([]), 100
+    options: dict[str, Any] = QUIET | dict(num_chains=4, chains_per_shard=2)
+    expected = sgmcmc.sample(target(), *arguments, **options)
+    with _two_workers() as (client, dies):
+        make = functools.partial(target_of_worker, dies)
+        found = sgmcmc.sample(make, *arguments, executor=client, **options)
+    np.testing.assert_array_equal(np.asarray(found.states), np.asarray(expected.states))
+
+
+@attack("shards and leases", quick=False)
+def a_worker_dies_in_a_pass_over_its_part() -> None:
+    """dask gives the part to the other worker, and the pool is that of one process."""
+    options: dict[str, Any] = dict(num_parts=3, jit_compile=False)
+    expected, _ = sgmcmc.draw_pool(part_of_stream, tf.zeros([]), **options)
+    with _two_workers() as (client, dies):
         make = functools.partial(part_of_stream, dies=dies)
         found, _ = sgmcmc.draw_pool(make, tf.zeros([]), executor=client, **options)
-    assert dies.with_name("dead").exists()
     z = tf.linspace(1.8, 2.2, 9)
     np.testing.assert_array_equal(found(z), expected(z))
 

@@ -196,8 +196,16 @@ def a_scheduler_unpickles_the_call() -> None:
 
 
 @attack("shards and leases")
-def a_target_in_place_of_a_kernel() -> None:
-    told("Let sample choose the settings first", lambda: in_shards(None, target()), TypeError)
+def a_target_in_shards() -> None:
+    """One worker chooses. The mean and the standard deviation are within 5 standard errors."""
+    told("chooses the settings of a target", lambda: in_shards(None, target()), TypeError)
+    found = sgmcmc.sample(
+        target, tf.zeros([]), 300, num_chains=8, chains_per_shard=2, executor=Inline(), **QUIET
+    )
+    mean, sd = DATA.mean() / (1 + 0.01 / len(DATA)), (len(DATA) + 0.01) ** -0.5
+    draws, error = np.asarray(found.states), 5 / (0.6 * 2400) ** 0.5
+    assert found.is_trusted and draws.shape == (300, 8)
+    assert abs(draws.mean() - mean) < error * sd and abs(draws.std() / sd - 1) < error
 
 
 @attack("shards and leases")

@@ -90,7 +90,7 @@ def test_the_covariance_is_of_many_draws(
     eigenvalues = np.linalg.eigvalsh(-prepared.choices.hessian) * np.pi**2 / 6
     ratio = eigenvalues[-1] / eigenvalues[0]
     assert (ratio < 2.7) == (draws_per_entry == 100)
-    again = settings_file._rebuild(problem, prepared.choices, jit_compile=True)
+    again = settings_file.rebuild(problem, tf.zeros([D]), prepared.choices, jit_compile=True)
     first, second = (x.kernel.parameters["target_log_prob_fn"] for x in (prepared, again))
     assert first.curvature is None and second.curvature is None
     z = tf.constant(prepared.choices.start)

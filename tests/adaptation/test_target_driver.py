@@ -194,7 +194,10 @@ class Draws:
     def flags(self) -> list[str]:
         found = convergence(self.z)
         fit = gradient_fit(self.z, -self.z)
-        return [*draw_checks._flags(found, 400), *draw_checks._flags_of_gradients(fit)]
+        return [
+            *draw_checks.flags_of_convergence(found, 400),
+            *draw_checks._flags_of_gradients(fit),
+        ]
 
 
 def test_sound_draws_have_no_flag() -> None:
@@ -247,7 +250,10 @@ def test_draws_that_fail_in_degenerate_coordinates_have_the_remedy_of_rounding()
 
 def test_a_known_remedy_replaces_guesses() -> None:
     found = convergence(Draws(stuck=0.5).z)
-    (guess,), (told,) = draw_checks._flags(found, 0), draw_checks._flags(found, 0, "Scale it.")
+    (guess,), (told,) = (
+        draw_checks.flags_of_convergence(found, 0),
+        draw_checks.flags_of_convergence(found, 0, "Scale it."),
+    )
     assert "funnel" in guess.cause and "Scale it." not in guess
     assert "funnel" not in told and told.remedy == "Scale it."
 
@@ -633,8 +639,8 @@ def test_choices_without_a_version_are_read(
     npz.write(tmp_path / "choices.npz", header, arrays)
     monkeypatch.setattr(
         settings_file,
-        "_rebuild",
-        lambda _, choices, __: dataclasses.replace(saved, choices=choices),
+        "rebuild",
+        lambda _, __, choices, ___: dataclasses.replace(saved, choices=choices),
     )
     found = settings_file.load(tmp_path, regression(), tf.zeros([3]), None, 4)
     assert found is not None

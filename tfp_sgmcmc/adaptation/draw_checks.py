@@ -78,7 +78,7 @@ def check_draws(
     varies = _varying(states)
     flat = flatten_events(tf.nest.map_structure(tf.convert_to_tensor, states), 2).numpy()
     found = convergence(flat[..., np.concatenate([x.ravel() for x in varies])])
-    flags, measured = _flags(found, goal, prepared.remedy), dict[str, Any]()
+    flags, measured = flags_of_convergence(found, goal, prepared.remedy), dict[str, Any]()
     if result.trace is not None:
         flags += _flags_of_divergences(np.asarray(result.trace["diverging"]))
     line = (
@@ -146,7 +146,7 @@ def _flags_of_noise(excess: ExcessVariance, of_pilot: ExcessVariance) -> list[Fl
     ]
 
 
-def _flags(found: Convergence, goal: float, remedy: str | None = None) -> list[Flag]:
+def flags_of_convergence(found: Convergence, goal: float, remedy: str | None = None) -> list[Flag]:
     """Returns what convergence diagnostics say against the draws, with a known `remedy`."""
     flags = []
     if not found.rhat <= found.limit:

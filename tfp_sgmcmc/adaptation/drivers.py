@@ -14,6 +14,10 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.adaptation.sharded_target_driver import (
+    KernelGivenError,
+    sample_target_in_shards,
+)
 from tfp_sgmcmc.adaptation.target_arguments import check_target
 from tfp_sgmcmc.adaptation.target_driver import sample_target
 from tfp_sgmcmc.internal.checks import eager, integer, require
@@ -24,11 +28,12 @@ from tfp_sgmcmc.storage.directory import Directory, RunDirectory, as_directory
 
 # What XLA says of an operation that it has no kernel for.
 _UNSUPPORTED = re.compile(r"unsupported operations when trying to compile.*?: (\w+)", re.DOTALL)
+_OF_KERNELS = ("num_burnin_steps", "num_steps_between_results", "trace_fn")
 Door = TypeVar("Door", bound=Callable[..., SampleResult])
 
 
 def accept_deprecated_calls(door: Door) -> Door:
-    """Makes `sample` take a kernel, shards, `resume` and `checkpoint_seconds` for one release."""
+    """Makes `sample` take a kernel, `resume` and `checkpoint_seconds` for one release."""
 
     def warn(old: str, new: str) -> None:
         message = f"{old} is deprecated, use {new}. The next release will not accept the old call."
@@ -50,13 +55,17 @@ def accept_deprecated_calls(door: Door) -> Door:
         # None was the default of these.
         unset = "num_chains", "min_ess", "chains_per_shard", "executor"
         options = {k: x for k, x in options.items() if x is not None or k not in unset}
+        is_kernel = isinstance(args[0], tfp.mcmc.TransitionKernel)
         if {"chains_per_shard", "executor"} & {*options}:
-            warn("sample(..., chains_per_shard=..., executor=...)", "sample_shards(...)")
+            with contextlib.suppress(KernelGivenError):
+                if not is_kernel and not {*_OF_KERNELS} & {*options}:
+                    return door(*args, **options)
+            warn("sample(kernel, ..., chains_per_shard=..., executor=...)", "sample_shards(...)")
             return sample_shards(*args, **options)
-        if isinstance(args[0], tfp.mcmc.TransitionKernel):
+        if is_kernel:
             warn("sample(kernel, ...)", "sample_chain(kernel, ...)")
             return sample_chain(*args, **options)
-        for name in ("num_burnin_steps", "num_steps_between_results", "trace_fn"):
+        for name in _OF_KERNELS:
             neutral = None if name == "trace_fn" else 0
             value = options.pop(name, neutral)
             expected = f"{neutral} for a target, because sample chooses it; see sample_chain"
@@ -89,6 +98,8 @@ def sample(
     *,
     bijector: Any = None,
     num_chains: int = 4,
+    chains_per_shard: int | None = None,
+    executor: Any = None,
     min_ess: int = 400,
     seed: Any = None,
     directory: Directory | str | os.PathLike[str] | None = None,
@@ -139,6 +150,9 @@ def sample(
     The target keeps its compiled programs, so a second call for the same target compiles nothing.
     Make a new target after a change of anything that its functions close over.
 
+    With `chains_per_shard` or an `executor`, the chains run in shards, side by side, with settings
+    that one worker chooses. Each shard checks its draws where the data are.
+
     Use `sample_chain` to run a kernel with settings that you choose.
 
     Examples:
@@ -168,6 +182,12 @@ def sample(
       bijector: for a callable, bijectors from unconstrained parts to its arguments, as in
         `MinibatchLogProb`. The callable gets constrained parts and leaves out the Jacobian.
       num_chains: number of chains, which start at dispersed places.
+      chains_per_shard: number of chains of each shard, as in `sample_shards`. With an executor,
+        None is 32. Without one, None runs all chains as one program, and makes wrong draws again,
+        as shards do not.
+      executor: None, or an object with `submit(function, argument)`, such as a dask `Client`. Then
+        `target` is a function without arguments that returns the target, and one worker chooses the
+        settings. See `sample_shards`.
       min_ess: the effective sample size to reach for the worst parameter, over all chains.
       seed: an integer or two. None takes the seed of the run in `directory`, or draws a new one by
         `random.fresh_seed`. `result.seed` holds it.
@@ -179,8 +199,8 @@ def sample(
       preflight_check: whether to run `preflight`, which reads the whole data once.
 
     Returns:
-      A `SampleResult`. Its draws are in the structure of `initial_state`, and constrained if there
-      is a bijector.
+      A `SampleResult`, or a `ShardedResult` of shards. Its draws are in the structure of
+      `initial_state`, and constrained if there is a bijector.
 
     Raises:
       ValueError: a number is out of range; the state does not fit the target; the log posterior is
@@ -193,11 +213,30 @@ def sample(
       OSError: `directory` cannot be written any more; the message counts the results that are safe.
     """
     eager("sample")
-    check_target(target, bijector)
     integer("num_results", num_results, 1)
     integer("num_chains", num_chains, 1)
     integer("min_ess", min_ess, 1)
     check_options(num_chains, None, progress_bar, jit_compile, preflight_check)
+    options: dict[str, Any] = dict(
+        bijector=bijector,
+        num_chains=num_chains,
+        min_ess=min_ess,
+        progress_bar=progress_bar,
+        preflight_check=preflight_check,
+    )
+    if chains_per_shard is not None or executor is not None:
+        return sample_target_in_shards(
+            target,
+            initial_state,
+            num_results,
+            chains_per_shard=chains_per_shard,
+            executor=executor,
+            seed=seed,
+            directory=directory,
+            jit_compile=jit_compile,
+            **options,
+        )
+    check_target(target, bijector)
     place = as_directory(directory)
     with contextlib.ExitStack() as stack:
         run = None
@@ -208,14 +247,10 @@ def sample(
             target,
             initial_state,
             num_results,
-            bijector=bijector,
             seed=None if seed is None else random.as_seed(seed),
-            num_chains=num_chains,
-            min_ess=min_ess,
-            progress_bar=progress_bar,
             run=run,
             checkpoint_seconds=10.0 if place is None else place.seconds_between_commits,
-            preflight_check=preflight_check,
+            **options,
         )
         try:
             return draw(jit_compile=jit_compile)

@@ -66,6 +66,14 @@ class Choices:
     seed: tuple[int, int] = (0, 0)
     noncentered: tuple[int, ...] = ()
 
+    @property
+    def first_state(self) -> Any:
+        """The state of all chains before the first step."""
+        if self.sampler != "IndependentMetropolis":
+            return tf.constant(self.start)
+        count = len(self.start)
+        return tf.nest.map_structure(lambda x: tf.repeat(x[np.newaxis], count, 0), self.center)
+
     def __repr__(self) -> str:
         lines = [f"  {name}: {value}" for name, value in self._settings()]
         return "\n".join(["Choices:", *lines, "By hand:", *(f"  {x}" for x in self.program())])
@@ -181,31 +189,9 @@ class PreparedKernel:
     remedy: str | None = None
 
     @property
-    def start(self) -> Any:
-        """The state of all chains before the first step."""
-        c = self.choices
-        if c.sampler != "IndependentMetropolis":
-            return tf.constant(c.start)
-        return tf.nest.map_structure(lambda x: tf.repeat(x[np.newaxis], len(c.start), 0), c.center)
-
-    @property
     def is_noisy(self) -> bool:
         """Whether gradients come from minibatches."""
         return self.choices.batch_size is not None
-
-    def flags_of(self, draws_are_wrong: bool) -> tuple[Flag, ...]:
-        """Returns the flags after the draws were checked.
-
-        A doubt is settled if draws of a sampler with a Metropolis test pass every check.
-        """
-        if self.is_noisy or draws_are_wrong:
-            return self.flags
-        return tuple(
-            Flag("note", f"{f.cause} The draws passed every check.", f.remedy)
-            if f.grade == "doubt"
-            else f
-            for f in self.flags
-        )
 
     def plan(self, num_results: int) -> StepPlan:
         c, most = self.choices, self.most_results
@@ -214,6 +200,21 @@ class PreparedKernel:
 
     def with_choices(self, **changes: Any) -> PreparedKernel:
         return dataclasses.replace(self, choices=dataclasses.replace(self.choices, **changes))
+
+
+def settled(flags: tuple[Flag, ...], choices: Choices, draws_are_wrong: bool) -> tuple[Flag, ...]:
+    """Returns the flags that hold before a run after its draws were checked.
+
+    A doubt is settled if draws of a sampler with a Metropolis test pass every check.
+    """
+    if choices.batch_size is not None or draws_are_wrong:
+        return flags
+    return tuple(
+        Flag("note", f"{f.cause} The draws passed every check.", f.remedy)
+        if f.grade == "doubt"
+        else f
+        for f in flags
+    )
 
 
 def prepare_kernel(

@@ -96,23 +96,22 @@ def load(
             f"seed must be {given}, the seed of the run in {folder}. Received: "
             f"{seed.numpy().tolist()}."
         )
-    given_problem, given_state = problem, state
-    if plain["noncentered"]:
-        problem, state = noncentered(problem, state, plain["noncentered"])
-    parts = tf.nest.flatten(state)
+    at = noncentered(problem, state, plain["noncentered"])[1] if plain["noncentered"] else state
+    parts = tf.nest.flatten(at)
     if [x.shape for x in leaves] != [tuple(x.shape) for x in parts]:
         raise ValueError(
             f"initial_state must have parts of shapes {[x.shape for x in leaves]}, as in the run "
             f"in {folder}. Received: {[tuple(x.shape) for x in parts]}."
         )
-    expected = {"num_chains": num_chains, **describe_call(given_problem, given_state, jit_compile)}
+    expected = {"num_chains": num_chains, **describe_call(problem, state, jit_compile)}
     saved = {"num_chains": len(start), **call}
     check_same(f"The run in {folder}", saved, {n: x for n, x in expected.items() if n in saved})
     for name in ("seed", "predicted_excess", "measured_excess", "run_excess", "noncentered"):
         plain[name] = None if plain[name] is None else tuple(plain[name])
-    center = tf.nest.pack_sequence_as(state, leaves)
+    center = tf.nest.pack_sequence_as(at, leaves)
     choices = Choices(center=center, hessian=hessian, start=start, **plain)
-    return dataclasses.replace(_rebuild(problem, choices, jit_compile), lines=lines, flags=flags)
+    prepared = rebuild(problem, state, choices, jit_compile)
+    return dataclasses.replace(prepared, lines=lines, flags=flags)
 
 
 def _format_problem(path: Path, version: Any, fields: set[str]) -> str:
@@ -126,8 +125,12 @@ def _format_problem(path: Path, version: Any, fields: set[str]) -> str:
     )
 
 
-def _rebuild(problem: MinibatchLogProb, choices: Choices, jit_compile: bool) -> PreparedKernel:
+def rebuild(
+    problem: MinibatchLogProb, state: State, choices: Choices, jit_compile: bool
+) -> PreparedKernel:
     """Returns the kernel that `choices` describe."""
+    if choices.noncentered:
+        problem, state = noncentered(problem, state, choices.noncentered)
     noise = None
     center = tf.nest.map_structure(tf.constant, choices.center)
     if choices.sampler == "IndependentMetropolis":

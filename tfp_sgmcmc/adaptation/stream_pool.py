@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 from tfp_sgmcmc.sampling.progress import progress
-from tfp_sgmcmc.storage.directory import RunDirectory
 from tfp_sgmcmc.targets import MinibatchLogProb, PoolReport, StreamedLogProb, draw_pool
 from tfp_sgmcmc.targets.streaming import pool_file
 
@@ -14,15 +14,15 @@ from tfp_sgmcmc.targets.streaming import pool_file
 def pool_of(
     target: StreamedLogProb,
     initial_state: Any,
-    run: RunDirectory | None,
+    folder: Path | None,
     jit_compile: bool,
     progress_bar: bool | None,
 ) -> tuple[MinibatchLogProb, PoolReport]:
-    """Returns a target in memory and how it was made: the one in the run's directory, or a new one.
+    """Returns a target in memory and how it was made: the one in the run's `folder`, or a new one.
 
-    A directory keeps the pool, so that a run resumes bit for bit without a pass over the data.
+    The folder keeps the pool, so that a run resumes bit for bit without a pass over the data.
     """
-    path = None if run is None else run.path / pool_file.FILE
+    path = None if folder is None else folder / pool_file.FILE
     if path is not None and path.exists():
         return pool_file.load(path, target, initial_state)
     with contextlib.ExitStack() as stack:

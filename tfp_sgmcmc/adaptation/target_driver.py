@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from tfp_sgmcmc.adaptation.langevin import LangevinSelector
 from tfp_sgmcmc.adaptation.modes import far_starts, find_other_mode, value_and_gradient_of_z
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, prior_widths
-from tfp_sgmcmc.adaptation.settings import PreparedKernel
+from tfp_sgmcmc.adaptation.settings import PreparedKernel, settled
 from tfp_sgmcmc.adaptation.settings_file import describe_call, load, save
 from tfp_sgmcmc.adaptation.stream_pool import pool_of
 from tfp_sgmcmc.adaptation.target_arguments import as_problem, finite_start, single_state
@@ -133,6 +134,97 @@ class KernelSelector:
             )
 
 
+class TargetSettings:
+    """Chooses the settings of an automatic run, and others if its draws are wrong.
+
+    Args:
+      target: the target that the user gave.
+      initial_state: the start that the user gave, or None.
+      bijector: for a callable, bijectors to its arguments.
+      folder: the directory of the run, which keeps the pool of a stream; None for memory.
+      num_results: number of draws of each chain.
+      num_chains: number of chains.
+      jit_compile: whether XLA compiles the steps.
+      progress_bar: whether to show the passes over a stream.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        initial_state: Any,
+        bijector: Any,
+        folder: Path | None,
+        num_results: int,
+        num_chains: int,
+        jit_compile: bool,
+        progress_bar: bool | None,
+    ):
+        self._pool = None
+        if isinstance(target, StreamedLogProb):
+            single_state(target.of_one_batch, initial_state)
+            target, self._pool = pool_of(target, initial_state, folder, jit_compile, progress_bar)
+        self.problem = as_problem(target, bijector)
+        state = single_state(self.problem, initial_state)
+        self.state, self._notes = finite_start(self.problem, state)
+        self._sizes = num_results, num_chains
+        self._jit_compile = jit_compile
+
+    def load(self, folder: Path, seed: tf.Tensor | None) -> PreparedKernel | None:
+        """Returns the settings that an earlier process chose for a directory, or None."""
+        return load(folder, self.problem, self.state, seed, self._sizes[1], self._jit_compile)
+
+    def save(self, folder: Path, prepared: PreparedKernel, seed: tf.Tensor) -> None:
+        save(folder, prepared, seed, describe_call(self.problem, self.state, self._jit_compile))
+
+    def choose(self, seed: tf.Tensor, preflight_check: bool) -> PreparedKernel:
+        """Returns the kernel to begin with."""
+        problem, state = self.problem, self.state
+        if preflight_check:  # once for each target
+            kept_program(problem, "preflight", state, lambda: preflight(problem, state))
+        try:
+            prepared = self._select(problem, state, seed)
+        except NotNearGaussian as reason:
+            prepared = self.start_anew(reason, seed)
+        flags, lines = (*self._notes, *prepared.flags), prepared.lines
+        if self._pool is not None:
+            flags = *(Flag("wrong", text) for text in self._pool.flags), *flags
+            lines = *self._pool.lines, *lines
+        return dataclasses.replace(prepared, lines=lines, flags=flags)
+
+    def _select(self, problem: MinibatchLogProb, at: State, seed: tf.Tensor) -> PreparedKernel:
+        self._selector = KernelSelector(problem, at, self._sizes[1], seed, self._jit_compile)
+        return self._selector(self._sizes[0])
+
+    def start_anew(
+        self, reason: NotNearGaussian, seed: tf.Tensor, again: bool = False
+    ) -> PreparedKernel:
+        """Returns a kernel for a posterior that no mode describes."""
+        select = None if again else lambda other, at: self._select(other, at, seed)
+        options = *self._sizes, seed, self._jit_compile
+        return sample_nonquadratic(self.problem, self.state, *options, reason, select)
+
+    def after(
+        self, prepared: PreparedKernel, found: DrawCheck, result: SampleResult, seed: tf.Tensor
+    ) -> PreparedKernel | None:
+        """Returns the kernel to run after flagged draws, or None if nothing else would help.
+
+        Raises:
+          NotNearGaussian: HMC with all examples does not work either.
+        """
+        if is_misfit(prepared, found):
+            was_changed = bool(prepared.choices.noncentered)
+            better = self.start_anew(NotNearGaussian(_MISFIT), seed, was_changed)
+            before = (flag for flag in prepared.flags if flag not in better.flags)
+            return dataclasses.replace(better, flags=(*before, *better.flags))
+        selector, seconds = self._selector, result.timings.seconds
+        better = next_attempt(prepared, selector, self._sizes[0], found, seconds)
+        # Other draws are made from the end of the dropped ones.
+        if better is not None and better.gradients is not None:
+            ends = whitened(result.final_state, prepared.bijector)
+            better = better.with_choices(start=ends)
+        return better
+
+
 def sample_target(
     target: Any,
     initial_state: Any,
@@ -149,15 +241,12 @@ def sample_target(
     preflight_check: bool,
 ) -> SampleResult:
     """Samples a target with settings that it chooses. See `sample` for the arguments."""
-    pool = None
-    if isinstance(target, StreamedLogProb):
-        single_state(target.of_one_batch, initial_state)
-        target, pool = pool_of(target, initial_state, run, jit_compile, progress_bar)
-    problem = as_problem(target, bijector)
-    state, notes = finite_start(problem, single_state(problem, initial_state))
-    prepared = None
-    if run is not None:
-        prepared = load(run.path, problem, state, seed, num_chains, jit_compile)
+    folder = None if run is None else run.path
+    sizes = num_results, num_chains
+    settings = TargetSettings(
+        target, initial_state, bijector, folder, *sizes, jit_compile, progress_bar
+    )
+    prepared = None if folder is None else settings.load(folder, seed)
     if prepared is None and run is not None and run.has_run:
         raise ValueError(
             f"directory must be new, or hold a run of a target. Received: {run.path}, which holds "
@@ -165,40 +254,18 @@ def sample_target(
         )
     seed = random.as_seed(random.fresh_seed()) if seed is None else seed
     choice_seed, run_seed, check_seed = random.split(seed, 3)
-    select = KernelSelector(problem, state, num_chains, choice_seed, jit_compile)
-
-    def select_anew(other: MinibatchLogProb, at: State) -> PreparedKernel:
-        nonlocal select
-        select = KernelSelector(other, at, num_chains, choice_seed, jit_compile)
-        return select(num_results)
-
-    def start_anew(reason: NotNearGaussian, again: bool = False) -> PreparedKernel:
-        options = num_results, num_chains, choice_seed, jit_compile
-        selects = None if again else select_anew
-        return sample_nonquadratic(problem, state, *options, reason, selects)
-
     if prepared is None:
-        if preflight_check:  # once for each target
-            kept_program(problem, "preflight", state, lambda: preflight(problem, state))
-        try:
-            prepared = select(num_results)
-        except NotNearGaussian as reason:
-            prepared = start_anew(reason)
+        prepared = settings.choose(choice_seed, preflight_check)
         prepared = prepared.with_choices(seed=_integers(random.fold_in(run_seed, 0)))
-        prepared = dataclasses.replace(prepared, flags=(*notes, *prepared.flags))
-        if pool is not None:
-            flags = *(Flag("wrong", text) for text in pool.flags), *prepared.flags
-            lines = *pool.lines, *prepared.lines
-            prepared = dataclasses.replace(prepared, lines=lines, flags=flags)
-        if run is not None:
-            save(run.path, prepared, seed, describe_call(problem, state, jit_compile))
-    _show(prepared.lines, progress_bar)
+        if folder is not None:
+            settings.save(folder, prepared, seed)
+    tell(prepared.lines, progress_bar)
     goal = min(min_ess, 0.5 * num_results * num_chains)
     for attempt in range(1, _MOST_RUNS + 1):
         choices = prepared.choices
         result = run_kernel(
             prepared.kernel,
-            prepared.start,
+            prepared.choices.first_state,
             prepared.plan(num_results),
             seed=random.as_seed(choices.seed),
             num_chains=None,
@@ -210,7 +277,7 @@ def sample_target(
             preflight_check=False,
             view=prepared.bijector.forward,
         )
-        found = check_draws(result, prepared, check_seed, goal, problem)
+        found = check_draws(result, prepared, check_seed, goal, settings.problem)
         if not found.is_wrong or not result.is_complete or attempt == _MOST_RUNS:
             break
         if run is not None:
@@ -225,17 +292,7 @@ def sample_target(
             )
             break
         try:
-            if is_misfit(prepared, found):
-                was_changed = bool(prepared.choices.noncentered)
-                better = start_anew(NotNearGaussian(_MISFIT), was_changed)
-                better = dataclasses.replace(better, flags=(*prepared.flags, *better.flags))
-            else:
-                seconds = result.timings.seconds
-                better = next_attempt(prepared, select, num_results, found, seconds)
-                # Other draws are made from the end of the dropped ones.
-                if better is not None and better.gradients is not None:
-                    ends = whitened(result.final_state, prepared.bijector)
-                    better = better.with_choices(start=ends)
+            better = settings.after(prepared, found, result, choice_seed)
         except NotNearGaussian as reason:
             line = f"HMC with all examples was then tried and dropped, because {reason}."
             prepared = dataclasses.replace(prepared, lines=(*prepared.lines, line))
@@ -245,8 +302,8 @@ def sample_target(
         dropped = f"{attempt}. draws, with {choices.sampler}, were dropped: {' '.join(found.flags)}"
         better = better.with_choices(seed=_integers(random.fold_in(run_seed, attempt)))
         prepared = dataclasses.replace(better, lines=(*better.lines, dropped))
-    flags = [*prepared.flags_of(found.is_wrong), *found.flags]
-    _show([found.line, *flags], progress_bar)
+    flags = [*settled(prepared.flags, prepared.choices, found.is_wrong), *found.flags]
+    tell([found.line, *flags], progress_bar)
     for flag in flags:
         if flag.grade != "note":
             warnings.warn(flag, stacklevel=4)
@@ -298,7 +355,8 @@ def _integers(seed: tf.Tensor) -> tuple[int, int]:
     return first, second
 
 
-def _show(lines: Any, progress_bar: bool | None) -> None:
+def tell(lines: Any, progress_bar: bool | None) -> None:
+    """Shows lines above the progress bar, unless there is none."""
     if progress_bar is False:
         return
     try:

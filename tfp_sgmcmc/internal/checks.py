@@ -163,6 +163,17 @@ def eager(name: str) -> None:
         )
 
 
+def nonnegative_weights(name: str, value: np.ndarray, some: bool = True) -> None:
+    """Raises ValueError unless weights are finite, not negative, and, if `some`, not all zero."""
+    is_valid = np.isfinite(value).all() and (value >= 0).all() and (value.any() or not some)
+    if value.size and not is_valid:
+        positive = " and not all zero" if some else ""
+        raise ValueError(
+            f"{name} must have finite weights that are not negative{positive}. Received: weights "
+            f"from {value.min():.3g} to {value.max():.3g}."
+        )
+
+
 def function(name: str, value: Any, signature: str = "") -> Any:
     """Returns `value` if it can be called; raises TypeError otherwise.
 

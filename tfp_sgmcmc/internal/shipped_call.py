@@ -33,7 +33,7 @@ def pack_call(name: str, function: Any, *arguments: Any) -> bytes:
 
             return cloudpickle.dumps((function, arguments))
         return pickle.dumps((function, arguments))
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+    except Exception as error:  # an object that is captured may raise anything
         advice = (
             "Let the function load or make there what it captures."
             if has_cloudpickle
@@ -42,7 +42,7 @@ def pack_call(name: str, function: Any, *arguments: Any) -> bytes:
         )
         raise TypeError(
             f"{name} must be a function that can be sent to the workers of an executor. Received: "
-            f"one for which pickle says: {error}. {advice}"
+            f"one for which pickle says: {str(error).rstrip('.')}. {advice}"
         ) from error
 
 

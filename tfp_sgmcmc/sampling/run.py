@@ -109,7 +109,7 @@ def run_kernel(
     target = target_of(kernel)
     options = {} if workers.replicas is None else {"replicas": workers.replicas}
     is_alone = workers.replicas is None
-    if make_loop is None and is_alone and isinstance(kernel, IndependentMetropolis):
+    if is_alone and isinstance(kernel, IndependentMetropolis):
         loop: Any = IndependentLoop(kernel, trace_fn, position, jit_compile, view)
     elif make_loop is None:
         loop = kept_loop(kernel, trace_fn, position, jit_compile, view, **options)

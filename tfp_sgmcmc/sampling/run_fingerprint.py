@@ -13,10 +13,11 @@ import tree
 
 from tfp_sgmcmc.internal.nest import State, call_with_state
 from tfp_sgmcmc.kernels.fingerprint import describe_kernel, describe_problem
+from tfp_sgmcmc.kernels.independent_metropolis import IndependentMetropolis
 from tfp_sgmcmc.sampling.loop import Loop, Position, log_prob_fn_of, state_tensors
 from tfp_sgmcmc.storage import tolerant_equality
-from tfp_sgmcmc.targets import MinibatchLogProb, Target
-from tfp_sgmcmc.targets.base import value_and_gradient
+from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb, Target
+from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
 from tfp_sgmcmc.targets.streamed import StreamedLogProb, StreamState
 
 _SEED = (0, 0)  # draws the minibatch
@@ -49,6 +50,8 @@ def describe_call(
 def describe_target(kernel: tfp.mcmc.TransitionKernel, state: State) -> dict[str, dict[str, Any]]:
     """Returns numbers that identify the prior and the posterior of a kernel near a state."""
     log_prob_fn = log_prob_fn_of(kernel)
+    if isinstance(kernel, IndependentMetropolis):
+        log_prob_fn = FullDataLogProb(log_prob_fn)
     return {} if log_prob_fn is None else describe_log_prob(log_prob_fn, state)
 
 
@@ -117,6 +120,7 @@ def _near(state: State, values_at: Callable[[State], dict[str, Any]]) -> dict[st
 
 
 def _values_at(log_prob_fn: Any, state: State) -> dict[str, Any]:
+    takes_all = isinstance(log_prob_fn, FullDataLogProb)
     while isinstance(getattr(log_prob_fn, "target", None), Target):
         log_prob_fn = log_prob_fn.target
     if isinstance(log_prob_fn, StreamedLogProb):  # the feed supplies its batches
@@ -130,14 +134,25 @@ def _values_at(log_prob_fn: Any, state: State) -> dict[str, Any]:
             lambda s: call_with_state(log_prob_fn, s), state, connected=False
         )
         return describe_problem(*of_state[:2])
-    estimate = log_prob_fn.estimate(
-        state, tf.constant(_SEED), log_prob_fn.bootstrap(state), with_scores=False
-    )
+    try:
+        estimate = _estimate(log_prob_fn, state)
+    except ValueError:
+        # If no step takes a minibatch for each chain, the likelihood need not take them either.
+        if not takes_all:
+            raise
+        while log_prob_fn.log_prior(state).shape.rank:
+            state = tf.nest.map_structure(lambda x: x[0], state)
+        estimate = _estimate(log_prob_fn, state)
     found = describe_problem(estimate.log_prob, estimate.gradient)
     if isinstance(log_prob_fn, MinibatchLogProb):
         prior = value_and_gradient(log_prob_fn.log_prior, state, connected=False)
         found |= describe_problem(*prior[:2], what="log prior")
     return found
+
+
+def _estimate(target: Target, state: State) -> GradientEstimate:
+    """Returns an estimate from one minibatch for each chain."""
+    return target.estimate(state, tf.constant(_SEED), target.bootstrap(state), with_scores=False)
 
 
 def _shifted(nest: Any) -> Any:

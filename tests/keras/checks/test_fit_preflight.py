@@ -194,9 +194,11 @@ class TestWeights:
         told = messages(classifier(), standard(), **weights)
         assert [m.startswith("The weights of the examples") for m in told] == [True] * is_told
 
-    @pytest.mark.parametrize("weights", [np.zeros(N), np.r_[np.ones(N - 1), -1.0]])
+    @pytest.mark.parametrize(
+        "weights", [np.zeros(N), np.r_[np.ones(N - 1), -1.0], np.full(N, np.nan)]
+    )
     def test_weights_that_are_no_powers_of_a_likelihood_are_refused(self, weights):
-        with pytest.raises(ValueError, match="must not be negative, and not all zero"):
+        with pytest.raises(ValueError, match="not negative and not all zero"):
             fit(classifier(), standard(), sample_weight=weights)
 
     def test_class_weights_of_a_data_set(self):

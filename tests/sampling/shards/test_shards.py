@@ -175,7 +175,7 @@ def test_workers_with_another_problem_are_refused_by_name(tmp_path: Path) -> Non
         ({"executor": 3}, TypeError, "executor must have a method submit.*pip install"),
         ({"kernel": lambda x: x, "executor": Inline()}, TypeError, "without arguments"),
         ({"kernel": lambda: 3, "executor": Inline()}, TypeError, "must return a tfp.mcmc"),
-        ({"kernel": runs.target()}, TypeError, "Let sample choose the settings first: chosen = "),
+        ({"kernel": runs.target()}, TypeError, r"sample\(target, .*chooses the settings"),
         ({"initial_state": {"x": tf.zeros([2, 3]), "y": tf.zeros([])}}, ValueError, "leading axis"),
         ({"initial_state": {"x": tf.zeros([2, 3]), "y": tf.zeros([3])}}, ValueError, "same length"),
     ],

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal import memory
-from tfp_sgmcmc.internal.checks import accepts
+from tfp_sgmcmc.internal.checks import accepts, nonnegative_weights
 from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection
 from tfp_sgmcmc.keras.checks.curvature_check import StabilityCheck
@@ -310,7 +310,7 @@ def check_weights(source: Source, are_relative: bool) -> None:
     """Checks sample and class weights; those of data that are not arrays in one batch.
 
     Raises:
-      ValueError: a weight is negative, or all are zero.
+      ValueError: a weight is negative or not finite, or all are zero.
 
     Warns:
       UserWarning: the mean weight is below 1/3 or above 3, unless only their ratios count.
@@ -318,16 +318,11 @@ def check_weights(source: Source, are_relative: bool) -> None:
     given = source.arrays[2] if source.arrays is not None else None
     if source.arrays is None and (batch := source.batch(_MANY)) is not None:
         given = batch[2]
-    for weights in [] if given is None else keras.tree.flatten(given):
-        if weights is None or not weights.shape[0]:
+    for part in [] if given is None else keras.tree.flatten(given):
+        if part is None or not part.shape[0]:
             continue
-        array = np.asarray(weights)
-        is_zero = source.arrays is not None and not array.any()
-        if is_zero or array.min() < 0:
-            raise ValueError(
-                "sample_weight and class_weight must not be negative, and not all zero. Received: "
-                f"weights from {array.min():.3g} to {array.max():.3g}."
-            )
+        array = np.asarray(part)
+        nonnegative_weights("sample_weight or class_weight", array, some=source.arrays is not None)
         if are_relative or math.prod(array.shape[1:]) != 1:
             continue  # weights within an example, such as a mask
         mean = float(np.mean(array, dtype=np.float64))

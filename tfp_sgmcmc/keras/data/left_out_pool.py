@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from tfp_sgmcmc.internal.checks import nonnegative_weights
 from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model.internals import map_arrays
 from tfp_sgmcmc.keras.model.rows_of_chains import RowsOfChains, folds, num_missed, row_hashes
@@ -73,9 +74,9 @@ def _candidates(
     passes: Iterator[Any], key: int, bound: int
 ) -> tuple[np.ndarray, Any, Any, float] | None:
     """Returns hashes, inputs and targets of rows with hashes below a bound, and the mean weight."""
-    parts, weights = [], []
+    parts, known = [], []
     for x, y, weight in passes:
-        weights.append(_flat_weights(weight))
+        known.append(_flat_weights(weight))
         hashes = row_hashes(x, key).numpy()
         below = np.flatnonzero(hashes < bound)
         if len(below):
@@ -84,13 +85,9 @@ def _candidates(
     if not parts:
         return None
     hashes, x, y = zip(*parts, strict=True)
-    known = np.concatenate(weights)
-    mean = float(known.mean(dtype=np.float64)) if len(known) else 1.0
-    if not mean > 0 or known.min(initial=0) < 0:
-        raise ValueError(
-            "sample_weight must not be negative, and not all zero. Received: weights from "
-            f"{known.min():.3g} to {known.max():.3g}."
-        )
+    flat = np.concatenate(known)
+    nonnegative_weights("sample_weight", flat)
+    mean = float(flat.mean(dtype=np.float64)) if len(flat) else 1.0
     return np.concatenate(hashes), _joined(x), _joined(y), mean
 
 

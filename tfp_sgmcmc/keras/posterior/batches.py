@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.checks import integer
+from tfp_sgmcmc.internal.checks import integer, nonnegative_weights
 from tfp_sgmcmc.sampling.progress import ProgressLines
 
 _BLOCK_ENTRIES = 2**24  # entries of the batches that go through all samples side by side
@@ -21,11 +21,6 @@ _MOST_BATCHES = 100_000  # of a Python generator that was given without steps
 _ROWS = 32  # Keras' default batch size
 _LINES = -1  # what "auto" is where nobody watches: a line every ten seconds
 _GENERATOR = "a generator"
-_UNFIT_WEIGHTS = (
-    "sample_weight must have finite weights that are not negative and not all zero. Received: "
-    "weights from {} to {}."
-)
-
 Batch = tuple[Any, Any, Any]  # x, y, sample_weight
 Tick = Callable[[float], None]  # takes the share of a block that is done
 
@@ -131,7 +126,7 @@ class Batches:
         rows = num_rows((x, y) if self._has_labels else x)
         if sample_weight is not None:
             sample_weight = row_weight(sample_weight, rows)
-            check_weights(sample_weight)
+            nonnegative_weights("sample_weight", sample_weight)
         if batch_size is None:
             batch_size = _ROWS if self._steps is None else math.ceil(rows / self._steps)
         data = (x, y if self._has_labels else None, sample_weight)
@@ -315,12 +310,5 @@ def row_weight(sample_weight: Any, rows: int) -> np.ndarray:
             f"sample_weight must have one weight for each example, shape [{rows}]. Received: shape "
             f"{weight.shape}."
         )
-    if not (np.isfinite(weight).all() and (weight >= 0).all()):
-        raise ValueError(_UNFIT_WEIGHTS.format(weight.min(), weight.max()))
+    nonnegative_weights("sample_weight", weight, some=False)
     return weight
-
-
-def check_weights(weight: np.ndarray) -> None:
-    """Raises ValueError if all weights of the examples are zero."""
-    if not weight.any():
-        raise ValueError(_UNFIT_WEIGHTS.format(weight.min(), weight.max()))

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.checks import require
+from tfp_sgmcmc.internal.checks import nonnegative_weights, require
 from tfp_sgmcmc.internal.tables import Table, as_html, as_text
 from tfp_sgmcmc.keras.model import compiled_loss, internals, observation_models
 from tfp_sgmcmc.keras.posterior.batches import (
@@ -17,7 +17,6 @@ from tfp_sgmcmc.keras.posterior.batches import (
     Batches,
     Tick,
     check_finite,
-    check_weights,
     no_tick,
     row_weight,
 )
@@ -145,7 +144,7 @@ class Evaluator:
                 covered = mixture.coverage(y, _LEVEL)
                 _append(numbers, place, error, crps, covered, batch.counts(place, y))
         weight, density = np.concatenate(weights), np.concatenate(densities)
-        check_weights(weight)
+        nonnegative_weights("sample_weight", weight)
         counts = weight > 0
         scores: list[dict[int, float]] = [{} for _ in range(5)]
         for place, parts in decisions.items():
@@ -179,7 +178,7 @@ class Evaluator:
             size, axis = p.shape[-1], kind.axis
             parts.append([p.reshape(-1, size), label.reshape(-1, size), counts.ravel()])
         p, label, counts = map(np.concatenate, zip(*parts, strict=True))
-        check_weights(counts)
+        nonnegative_weights("sample_weight", counts)
         return fitted(p, label, counts, axis)
 
     def log_likelihood(self, samples: SampleArrays, data: Batches) -> np.ndarray:

@@ -123,10 +123,10 @@ def sample_shards(
     place = as_directory(directory)
     state = tree.map_structure(np.asarray, state_tensors(initial_state))
     count = _num_chains(state) if num_chains is None else num_chains
-    chains_per_shard = _shard_size(chains_per_shard, count, executor)
+    chains_per_shard = shard_size(chains_per_shard, count, executor)
     folder = None if place is None else Path(place.path).absolute()
     resume = "auto" if place is None else place.resume
-    chosen = _open_manifest(folder, resume, seed, count, chains_per_shard)
+    chosen = open_manifest(folder, resume, seed, count, chains_per_shard)
     starts_alike = num_chains is not None
     chains = [
         slice(at, min(at + chains_per_shard, count)) for at in range(0, count, chains_per_shard)
@@ -190,11 +190,9 @@ def _kernel_fn(make_kernel: Any, executor: Any) -> Callable[[], tfp.mcmc.Transit
         )
     if isinstance(make_kernel, Target):
         raise TypeError(
-            f"{expected}, or a kernel. Received: a {type(make_kernel).__name__}. Let sample choose "
-            "the settings first: chosen = sample(target, ...). Then "
-            "sample_shards(chosen.kernel, starts, ...) runs as many chains as starts has, in the "
-            "coordinates of the kernel, and chosen.bijector.forward(result.states[:]) are the "
-            "draws."
+            f"{expected}, or a kernel. Received: a {type(make_kernel).__name__}. "
+            "sample(target, ..., num_chains=..., chains_per_shard=...) chooses the settings of a "
+            "target, and samples it in shards."
         )
     try:
         inspect.signature(make_kernel).bind()
@@ -215,7 +213,8 @@ def _num_chains(state: Any) -> int:
     return shapes[0][0]
 
 
-def _shard_size(given: int | None, num_chains: int, executor: Any) -> int:
+def shard_size(given: int | None, num_chains: int, executor: Any) -> int:
+    """Returns the number of chains of each shard, as given or by default."""
     if given is not None:
         return integer("chains_per_shard", given, 1)
     if executor is None and "CPU" not in (devices := local_devices())[0]:
@@ -223,7 +222,7 @@ def _shard_size(given: int | None, num_chains: int, executor: Any) -> int:
     return min(_DEFAULT_CHAINS, num_chains)
 
 
-def _open_manifest(
+def open_manifest(
     folder: Path | None, resume: Resume, seed: Any, num_chains: int, chains_per_shard: int
 ) -> tuple[int, int]:
     """Writes or compares the manifest of the run; returns its seed."""

@@ -17,7 +17,7 @@ import tree
 
 from tfp_sgmcmc.kernels.fingerprint import describe_kernel
 from tfp_sgmcmc.sampling.loop import Loop
-from tfp_sgmcmc.sampling.result import Kept, Timings
+from tfp_sgmcmc.sampling.result import Kept, SampleResult, Timings
 from tfp_sgmcmc.sampling.run import ProgressHooks, run_kernel
 from tfp_sgmcmc.sampling.run_fingerprint import describe_target
 from tfp_sgmcmc.sampling.shards.moments import NUM_SEGMENTS, SegmentMoments
@@ -29,12 +29,26 @@ from tfp_sgmcmc.storage.lock import EXPIRY_SECONDS, Lease, replace_text
 MANIFEST, PROBLEM = "shards.json", "problem.json"
 
 
+class CheckedKernel(NamedTuple):
+    """A kernel with what is done with its draws on the worker.
+
+    Attributes:
+      kernel: the kernel.
+      view: a function of the state whose value is kept as the draw.
+      check: a function of the shard's result. What it returns is sent back.
+    """
+
+    kernel: tfp.mcmc.TransitionKernel
+    view: Callable[[Any], Any]
+    check: Callable[[SampleResult], Any]
+
+
 class ShardTask(NamedTuple):
     """The arguments of a shard, which are sent to a worker; the data are not among them.
 
     Attributes:
       index: number of the shard.
-      make_kernel: a function without arguments that returns the kernel.
+      make_kernel: a function without arguments that returns the kernel, or a `CheckedKernel`.
       initial_state: nest of arrays, the start of the shard's chains.
       num_chains: number of chains that start at `initial_state`; None if its leading axis counts
         chains.
@@ -50,7 +64,7 @@ class ShardTask(NamedTuple):
     """
 
     index: int
-    make_kernel: Callable[[], tfp.mcmc.TransitionKernel]
+    make_kernel: Callable[[], tfp.mcmc.TransitionKernel | CheckedKernel]
     initial_state: Any
     num_chains: int | None
     reference: Any
@@ -79,6 +93,7 @@ class ShardDraws(NamedTuple):
       timings: the times that the shard took.
       problem: the fingerprint of the kernel, data and posterior, if the worker made them.
       process: the number of the worker's process.
+      checked: what the check of a `CheckedKernel` returned; None without one.
     """
 
     index: int
@@ -92,6 +107,7 @@ class ShardDraws(NamedTuple):
     timings: Timings
     problem: dict[str, Any]
     process: int
+    checked: Any = None
 
 
 def run_shard(
@@ -112,7 +128,8 @@ def run_shard(
                 f"{os.fspath(folder)!r}, where the worker on {socket.gethostname()} does not find "
                 f"{MANIFEST}."
             )
-    kernel = task.make_kernel()
+    made = task.make_kernel()
+    kernel, view, check = made if isinstance(made, CheckedKernel) else (made, None, None)
     if not isinstance(kernel, tfp.mcmc.TransitionKernel):
         raise TypeError(
             "make_kernel must return a tfp.mcmc.TransitionKernel. Received: a "
@@ -148,6 +165,7 @@ def run_shard(
             hooks=hooks,
             make_loop=make_loop,
             chain_shape=tree.flatten(task.initial_state)[0].shape[:1],
+            view=view,
         )
         # dm-tree takes None for a leaf.
         nests = tuple(() if x is None else x for x in (result.states, result.trace, result.weights))
@@ -165,6 +183,7 @@ def run_shard(
             timings=result.timings,
             problem=problem,
             process=os.getpid(),
+            checked=None if check is None else check(result),
         )
 
 

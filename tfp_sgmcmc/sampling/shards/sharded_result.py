@@ -100,6 +100,7 @@ class ShardedResult(SampleResult):
       seeds: their seeds, with which `sample_chain` gives the same draws of their chains alone.
       shard_timings: their times.
       processes: numbers of the processes that ran them.
+      checked: what the checks of their draws found, if `sample` chose the settings.
     """
 
     failures: dict[int, Exception] = dataclasses.field(default_factory=dict)
@@ -107,6 +108,7 @@ class ShardedResult(SampleResult):
     seeds: tuple[tuple[int, int], ...] = ()
     shard_timings: tuple[Timings, ...] = ()
     processes: tuple[int, ...] = ()
+    checked: tuple[Any, ...] = ()
     _moments: Sequence[Sequence[moments.SegmentMoments] | None] = ()
 
     def rhat(self) -> Any:
@@ -255,5 +257,6 @@ def gather(
         seeds=tuple(shard.seed for shard in shards),
         shard_timings=tuple(timings),
         processes=tuple(shard.process for shard in shards),
+        checked=tuple(shard.checked for shard in shards if shard.checked is not None),
         _moments=[shard.moments for shard in shards],
     )
