@@ -42,6 +42,13 @@ class FunnelCheck(NamedTuple):
     tail: float
     tail_error: float
 
+    @property
+    def clearest(self) -> float:
+        """The largest change in its standard errors; a tail that shrinks does not count."""
+        pairs = (abs(self.shift), self.shift_error), (abs(self.widening), self.widening_error)
+        pairs += ((self.tail, self.tail_error),)
+        return max(x / max(error, 1e-12) for x, error in pairs)
+
     def is_wrong(self, least: float, errors: float) -> bool:
         """Returns whether a change is above `least`, or a tail grows, by some standard errors."""
         pairs = (self.shift, self.shift_error), (self.widening, self.widening_error)
@@ -69,7 +76,7 @@ def funnel_check(
     \( \prod_k w_k(s') / w_k(s) \) leaves the posterior invariant, whatever m, w and the
     distribution of the effects are. Chains that cannot enter a narrow neck, and leave no trace of
     it in R-hat or divergences, have draws that spread into it. Where several entries have widths
-    that depend on them, each is moved in turn, and the one whose tail grows most is returned.
+    that depend on them, each is moved in turn, and the one with the clearest change is returned.
 
     Args:
       log_prob_fn: log posteriors of flat states, `[K, D]`.
@@ -97,7 +104,7 @@ def funnel_check(
         for funnel in funnels[:_FUNNELS]
         if funnel.strength >= least
     ]
-    return max(found, key=lambda check: check.tail - 3 * check.tail_error)
+    return max(found, key=lambda check: check.clearest)
 
 
 def _moved(
