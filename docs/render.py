@@ -29,7 +29,7 @@ def shown(outputs: list) -> list:
         if output.get("name") == "stderr" or text.startswith("WARNING:tensorflow"):
             continue
         if "━" in text:  # progress bars of Keras
-            text = "".join(line for line in text.splitlines(keepends=True) if "━" not in line)
+            text = "\n".join(line for line in text.split("\n") if "━" not in line)
             if not text.strip():
                 continue
             output["text"] = text

@@ -76,7 +76,11 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Makes the white ground of pictures transparent; `site.css` turns them over in the dark."""
+    """Takes the white out of pictures, which look as before on white and have no ground elsewhere.
+
+    A light grey becomes black that is nearly transparent. `site.css` turns pictures over in the
+    dark, where such a grey would otherwise be darker than the page.
+    """
     from PIL import Image
 
     site = Path(config.site_dir)
@@ -85,5 +89,7 @@ def on_post_build(config: Any) -> None:
         with Image.open(file) as image:
             small = image.convert("RGB").quantize(64, dither=Image.Dither.NONE)
         colors = np.reshape(small.getpalette() or (), (-1, 3))[:64]
-        alpha = np.where(colors.min(axis=1) >= 254, 0, 255).astype(np.uint8)
-        small.save(file, optimize=True, transparency=alpha.tobytes())
+        ink = 255 - colors.min(axis=1, keepdims=True)  # how much of a colour is not white
+        pure = 255 - (255 - colors.astype(float)) * 255 / np.maximum(ink, 1)
+        small.putpalette(np.rint(pure).clip(0, 255).astype(np.uint8).tobytes())
+        small.save(file, optimize=True, transparency=ink.astype(np.uint8).tobytes())

@@ -3,6 +3,8 @@
 The fast suite gives it the results of its samplers, which compile for half a minute.
 """
 
+import base64
+import io
 import json
 import os
 import signal
@@ -104,6 +106,11 @@ def test_tables_and_figure_of_given_draws(monkeypatch, capsys, tmp_path):
     results = json.loads((folder / "results.json").read_text())
     assert results["posterior"]["SGLD"]["ESS"] == 200 and results["seed"] == 3
     assert (folder / "marginals.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    from matplotlib import image
+
+    code = (folder / "report.html").read_text().partition("base64,")[2].partition('"')[0]
+    shown = image.imread(io.BytesIO(base64.b64decode(code)))
+    assert shown[0, 0, 3] == 0  # no ground, for browsers in the dark
     printed = capsys.readouterr().out
     for piece in ("0.034", "200", "0.0969", *(str(folder / name) for name in FILES)):
         assert piece in printed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -59,10 +60,11 @@ def run(folder: Path, seed: int, shortening: int) -> None:
     print(tables.as_text(table_of(classifier)))
     results = {"posterior": posterior, "classifier": classifier, "seed": seed}
     (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    picture = folder / "marginals.png"
-    plot_marginals(draws).savefig(picture, dpi=120)
-    page = folder / "report.html"
-    page.write_text(report_page(posterior, classifier, picture.read_bytes()), encoding="utf-8")
+    figure, shown = plot_marginals(draws), io.BytesIO()
+    picture, page = folder / "marginals.png", folder / "report.html"
+    figure.savefig(picture, dpi=120)
+    figure.savefig(shown, dpi=120, transparent=True)  # for pages that are light or dark
+    page.write_text(report_page(posterior, classifier, shown.getvalue()), encoding="utf-8")
     print("Written:", folder / "results.json", picture)
     print(f"Open the report, {page}, in a browser: {page.resolve().as_uri()}")
 
@@ -197,7 +199,10 @@ def report_page(posterior: Scores, classifier: Scores, picture: bytes) -> str:
 <style>
 :root {{ color-scheme: light dark; }}
 body {{ font-family: sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
-img {{ max-width: 100%; background: white; }}
+img {{ max-width: 100%; }}
+@media (prefers-color-scheme: dark) {{
+  img {{ filter: invert(0.93) hue-rotate(180deg); }} /* turns light and dark, not the hue */
+}}
 </style>
 <h1>Two posteriors of handwritten digits</h1>
 <h2>A posterior, and how right each sampler is</h2>
@@ -225,5 +230,7 @@ def plot_marginals(draws: dict[str, np.ndarray]) -> Figure:
             values = draws[name][..., i].ravel()
             axes.hist(values, bins, density=True, histtype=kind, linewidth=1.5, label=name)
         axes.set(xlabel=f"weight {i}", ylabel="density")
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        axes.locator_params(axis="x", nbins=5)
+    handles = panels[0, 0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=3, frameon=False)
     return figure

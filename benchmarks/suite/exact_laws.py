@@ -80,6 +80,12 @@ def minibatches(**options: Any) -> sgmcmc.MinibatchLogProb:
     )
 
 
+def whitened() -> sgmcmc.MinibatchLogProb:
+    """Returns the target in whitened coordinates, which takes no `score_fn`."""
+    target = sgmcmc.MinibatchLogProb(log_prior, log_likelihood, examples(), BATCH)
+    return sgmcmc.whiten(target, np.zeros(DIMENSIONS, np.float32))[0]
+
+
 def all_data() -> sgmcmc.FullDataLogProb:
     return sgmcmc.FullDataLogProb(lambda theta: -0.5 * tf.reduce_sum(theta**2, axis=-1))
 
@@ -202,6 +208,7 @@ TARGETS: dict[str, Setting] = {
     "GrowingBatch, constant": _sgld(
         lambda: sgmcmc.GrowingBatch(minibatches(), 1.0, float(BATCH)), 1.0
     ),
+    "whiten": _sgld(whitened, 1.0),
 }
 SETTINGS = {**KERNELS, **TARGETS}
 

@@ -15,7 +15,7 @@ BASELINES = ("SGD", *ON_ALL_DATA, "HMC", "NUTS")
 FEW = ("SGLD, eps 2e-5", "SGHMC", "SGNHT", "NOGIN diag")
 
 
-# Settings of `exact_laws`: each kernel, and each estimator of a target.
+# Settings of `exact_laws`, each kernel and estimator of a target, and of `exact_entry_points`.
 EXACT = (
     "SGLD",
     "ModifiedSGLD",
@@ -39,6 +39,10 @@ EXACT = (
     "SVRG",
     "GrowingBatch",
     "GrowingBatch, constant",
+    "whiten",
+    "StreamedLogProb",
+    "fit",
+    "sample",
 )
 
 

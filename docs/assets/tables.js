@@ -9,7 +9,7 @@ document$.subscribe(() => {
       // Columns with sentences get room, so that narrow screens scroll instead of breaking each word.
       const longest = Math.max(0, ...found.map((text) => text.length));
       head.style.minWidth = i
-        ? `${Math.min(17, longest / 4)}em`
+        ? `${Math.min(17, longest / 3 + 1.8)}em`
         : `min(${Math.min(13, Math.max(7.5, longest / 4))}em, 40vw)`;
       const numbers = found.filter((text) => number.test(text) && /\d/.test(text));
       if (!numbers.length || found.some((text) => !number.test(text))) continue;

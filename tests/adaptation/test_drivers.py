@@ -80,6 +80,17 @@ def test_a_model_without_an_axis_for_examples_is_refused_before_the_run() -> Non
     assert any("sigma[..., tf.newaxis]" in note for note in caught.value.__notes__)
 
 
+def test_an_error_of_a_model_for_one_chain_has_the_shapes_it_was_called_with() -> None:
+    """`tf.stack` does not broadcast a scalar to the examples."""
+    target = sgmcmc.MinibatchLogProb(
+        lambda t: -0.5 * t**2, lambda t, x: tf.stack([x, t])[0], np.zeros(50, np.float32), 5
+    )
+    with pytest.raises(Exception, match="[Ss]hapes") as caught:
+        sgmcmc.sample(target, tf.zeros([]), 10, progress_bar=False)
+    (note,) = caught.value.__notes__
+    assert "a state of the shape of the start" in note and "sigma[..., tf.newaxis]" in note
+
+
 def test_a_model_that_mixes_chains_is_refused_before_the_run() -> None:
     """The mean over all entries includes the other chain."""
     target = sgmcmc.MinibatchLogProb(

@@ -101,10 +101,11 @@ def test_profiles_name_samplers_of_the_table_and_add_up() -> None:
 
 def test_every_exact_setting_is_in_every_profile() -> None:
     """The registry's kernels are among them, each under its name."""
-    from benchmarks.suite import exact_laws
+    from benchmarks.suite import exact_entry_points, exact_laws
     from tfp_sgmcmc.kernels.registry import SAMPLERS
 
-    assert tuple(exact_laws.SETTINGS) == profiles.EXACT
+    settings = (*exact_laws.SETTINGS, *exact_entry_points.ENTRY_POINTS)
+    assert settings == profiles.EXACT
     assert all(profile.exact == profiles.EXACT for profile in profiles.PROFILES.values())
     assert {row.name for row in SAMPLERS} <= set(profiles.EXACT)
 
@@ -125,7 +126,7 @@ def test_planted_estimates() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", ["SGLD", "CCAdL", "SGFS", "GrowingBatch"])
+@pytest.mark.parametrize("name", ["SGLD", "CCAdL", "SGFS", "GrowingBatch", "whiten"])
 def test_an_exact_figure_tells_two_percent(name: str) -> None:
     """False alarms: 6e-7, at 5 standard errors. A gradient of 1.02 times the right one is told."""
     from benchmarks.robustness import planted
@@ -136,6 +137,16 @@ def test_an_exact_figure_tells_two_percent(name: str) -> None:
     with planted.planted(name, planted.SCALE) as wrap:
         wrong = exact_laws.Measurement(exact_laws.SETTINGS[name], wrap)(1)
     assert planted.tracked(wrong.error) > planted.LIMIT > planted.tracked(found.error)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["StreamedLogProb", "fit", "sample"])
+def test_an_entry_point_samples_its_closed_form(name: str) -> None:
+    """False alarms: 6e-7 at 5 standard errors. A variance 2 % too large is 4 of them at least."""
+    from benchmarks.suite import exact_entry_points
+
+    found = exact_entry_points.measure(name)
+    assert abs(found.error) < 5 * found.standard_error < 0.025
 
 
 def test_a_slowed_kernel_makes_thirteen_steps_in_ten() -> None:

@@ -96,7 +96,11 @@ def whiten_at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
         reason = f"the log posterior has no second derivatives ({error})"
         raise NotNearGaussian(reason, has_shape=False) from error
     if not np.isfinite(found.posterior).all():
-        raise NotNearGaussian("the Hessian at the mode is not finite", has_shape=False)
+        reason = (
+            "the Hessian at the mode is not finite, as of log(x) or x ** k where x = 0, even in a "
+            "branch that tf.where leaves out"
+        )
+        raise NotNearGaussian(reason, has_shape=False)
     precision, passes, dtype = -found.posterior, passes + more, _dtype(center)
     eigenvalue = least_eigenvalue(precision)
     if not eigenvalue > _LEAST[dtype]:

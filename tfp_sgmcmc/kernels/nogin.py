@@ -18,13 +18,14 @@ from tfp_sgmcmc.kernels.noisy_gradients import GradientNoise, largest_eigenvalue
 
 
 class NOGINResults(NamedTuple):
-    """Results of a step of `NOGIN`: the fields of `MomentumKernel` and three more.
+    r"""Results of a step of `NOGIN`: the fields of `MomentumKernel` and three more.
 
     Attributes:
       target_log_prob: the minibatch's estimate in the middle of the step, where g is taken.
-      kinetic_temperature: p^T m^-1 (p + h/2 g) / d in the middle of the step, before its noise,
-        `[chains...]`. For a Gaussian posterior its mean is T at every step size and with every
-        noise, because the noise of g averages out. The mean of p^T m^-1 p / d is higher.
+      kinetic_temperature: \( p^T m^{-1} (p + \tfrac h2 g) / d \) in the middle of the step, before
+        its noise, `[chains...]`. For a Gaussian posterior its mean is T at every step size and with
+        every noise, because the noise of g averages out. The mean of \( p^T m^{-1} p / d \) is
+        higher.
       covariance_state: what the covariance estimator carries. Its `num_skipped` counts minibatches
         whose scores were not finite.
       num_small_friction: number of steps so far whose friction `matrix_lambda` had to raise,
@@ -67,13 +68,13 @@ class NOGIN(MomentumKernel):
     every stable step: \( h^2 a < 4 m \) for all curvatures a, at any friction and Sigma. In general
     its error is of second order in h for any noise of known covariance. The momenta at the ends of
     a step are hotter than T: in a direction of curvature a, their law is
-    N(0, T m / (1 - h^2 a / 4 m)).
+    \( N(0,\, T m / (1 - \tfrac{h^2 a}{4 m})) \).
 
     Along a direction of curvature a and noise s of a Gaussian posterior, the integrated
     autocorrelation time of theta is \( (s + 4 T m \lambda^2 / h^2) / (a T) \) steps. Noise adds
-    s / (a T): where scores have the covariance that the curvature implies (a = N V), this takes
-    one pass over the data for each effective sample, for every n. Minibatches below the size at
-    which this term dominates therefore bring nothing. Control variates reduce s.
+    \( s / (a T) \): where scores have the covariance that the curvature implies, \( a = N V \),
+    this takes one pass over the data for each effective sample, for every n. Minibatches below the
+    size at which this term dominates therefore bring nothing. Control variates reduce s.
 
     Where Sigma is large, a step moves theta by about \( 2 T \Sigma^{-1} g \), whatever h is. Far
     from the posterior Sigma can be a hundred times its value there. A linear regression that
@@ -102,8 +103,9 @@ class NOGIN(MomentumKernel):
     are those of exact gradients. The friction must be so large that the covariance is positive. In
     a chain where it is not, the smallest possible friction is used, and the results count it.
 
-    On a whitened posterior (`whiten`, about N(0, I)) with exact gradients and friction 1, the steps
-    0.1, 0.5 and 1 leave variances exact, and give 0.05, 0.26 and 0.54 effective samples a step.
+    On a whitened posterior (`whiten`, about \( N(0, I) \)) with exact gradients and friction 1,
+    the steps 0.1, 0.5 and 1 leave variances exact, and give 0.05, 0.26 and 0.54 effective samples
+    a step.
 
     Examples:
       With `target` and `sample` as in `StochasticGradientKernel`:
@@ -120,7 +122,7 @@ class NOGIN(MomentumKernel):
         `tfp_sgmcmc.covariance`, or `"auto"`: full, but in `fit` diag with more than 1000 weights.
         By default past minibatches are averaged by `RunningMean(decay, power=2)` with decay 0.99,
         or 1 - n / (500 D) if that is more, because NOGIN solves with Sigma and a noisy Sigma heats
-        it (see below). D and n are as for `num_estimation_steps`.
+        it (see above). D and n are as for `num_estimation_steps`.
       mass: m: a positive number, or arrays that broadcast with the state parts.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
       initial_momentum: numbers or arrays that broadcast with the state parts. None starts at rest.

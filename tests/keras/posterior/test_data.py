@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import sys
 
 import keras
 import numpy as np
@@ -176,6 +177,16 @@ def test_the_progress_bar(posterior):
         shown = printed(data, verbose=1)
         assert "3/3" in shown and shown.count("\n") == 1
     assert printed(dataset(X), verbose=2).startswith("3/3")
+
+
+def test_a_notebook_gets_the_progress_of_sample_chain(posterior, monkeypatch, capsys):
+    """Bars of Keras go back by backspaces, which exported notebooks show as boxes."""
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    posterior.predict(dataset(X))
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("100 % of 3 batches in ") and err.count("\n") == 1
+    posterior.predict(generator(X))  # of unknown length
+    assert "3/3" in capsys.readouterr().out
 
 
 ENDLESS = {

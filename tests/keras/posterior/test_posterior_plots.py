@@ -1,10 +1,13 @@
 """What a posterior and its predictions show: text, HTML and figures."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
 
 from tfp_sgmcmc.keras import Posterior, losses
+from tfp_sgmcmc.keras.posterior.predict import PosteriorPrediction
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[400, 1]).astype(np.float32)
@@ -38,6 +41,14 @@ def test_a_posterior_and_its_prediction_are_short(line: Posterior) -> None:
     scores = line.evaluate(X, Y, verbose=0)
     assert repr(scores).split("\n")[-1].split() == ["coverage", f"{scores.coverage:.4f}"]
     assert "accuracy" not in repr(scores) and "<table" in scores._repr_html_()
+
+
+def test_the_table_of_a_classifier_names_classes() -> None:
+    p = np.array([[0.1, 0.2, 0.3, 0.05, 0.35], [0.9, 0.025, 0.025, 0.025, 0.025]])
+    found = repr(PosteriorPrediction(p, p / 10, np.ones(2), np.zeros(2), None))
+    head, first, second = (re.split("  +", line) for line in found.splitlines()[2:5])
+    assert head[1:4] == ["likeliest class", "probability", "sd"]
+    assert first[1:4] == ["4", "0.350", "0.035"] and second[1:4] == ["0", "0.900", "0.090"]
 
 
 def test_bands_of_predictions(line: Posterior) -> None:

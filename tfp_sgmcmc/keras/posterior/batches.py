@@ -14,12 +14,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import integer, nonnegative_weights
-from tfp_sgmcmc.sampling.progress import ProgressLines
+from tfp_sgmcmc.sampling.progress import ProgressLines, progress
 
 _BLOCK_ENTRIES = 2**24  # entries of the batches that go through all samples side by side
 _MOST_BATCHES = 100_000  # of a Python generator that was given without steps
 _ROWS = 32  # Keras' default batch size
 _LINES = -1  # what "auto" is where nobody watches: a line every ten seconds
+_WIDGET = -2  # what "auto" is in a notebook, whose exports show the bars of Keras as boxes
 _GENERATOR = "a generator"
 Batch = tuple[Any, Any, Any]  # x, y, sample_weight
 Tick = Callable[[float], None]  # takes the share of a block that is done
@@ -68,6 +69,8 @@ class Batches:
             self._batches, length = self._of_stream(x)
         self.num_batches = length if steps is None or length is None else min(length, steps)
         self.num_batches = steps if length is None else self.num_batches
+        if self._verbose == _WIDGET and self.num_batches is None:
+            self._verbose = 1
 
     def blocks(self) -> Iterator[tuple[list[Batch], Tick]]:
         """Yields blocks of batches, each with a function that reports the share of it that is done.
@@ -78,18 +81,23 @@ class Batches:
         """
         bar = keras.utils.Progbar(self.num_batches, verbose=max(self._verbose, 0))
         lines = ProgressLines(self.num_batches or 0, 0, "batch")
-        done = 0
-        for block in self._blocks():
-            start, size = done, len(block)
+        wanted, done = None if self._verbose == _WIDGET else False, 0
+        with progress(wanted, self.num_batches or 0, unit="batch") as show:
+            for block in self._blocks():
+                start, size = done, len(block)
 
-            def tick(share: float, start: int = start, size: int = size) -> None:
-                if self._verbose == 1:
-                    bar.update(start + int(share * size), finalize=False)
-                elif self._verbose == _LINES:
-                    lines.update(start + share * size)
+                def tick(share: float, start: int = start, size: int = size) -> None:
+                    now = start + share * size
+                    if self._verbose == 1:
+                        bar.update(int(now), finalize=False)
+                    elif self._verbose == _LINES:
+                        lines.update(now)
+                    else:
+                        show(int(now), None)
 
-            yield block, tick
-            done += size
+                yield block, tick
+                done += size
+            show(done, None)
         if not done:
             raise ValueError(f"x must have at least one batch. Received: {self._kind} without any.")
         if self._verbose > 0:
@@ -202,10 +210,11 @@ def _kind_of_data(x: Any) -> str | None:
 
 
 def _verbosity(verbose: Any) -> int:
-    """Returns 0, 1 or 2; "auto" is 1 in a terminal or a notebook, and `_LINES` elsewhere."""
+    """Returns 0, 1 or 2; "auto" is 1 in a terminal, `_WIDGET` in a notebook, and else `_LINES`."""
     if isinstance(verbose, str) and verbose == "auto":
-        is_watched = "ipykernel" in sys.modules or getattr(sys.stdout, "isatty", bool)()
-        return 1 if is_watched else _LINES
+        if "ipykernel" in sys.modules:
+            return _WIDGET
+        return 1 if getattr(sys.stdout, "isatty", bool)() else _LINES
     if not isinstance(verbose, int) or verbose not in (0, 1, 2):
         raise ValueError(f"verbose must be 'auto', 0, 1 or 2. Received: {verbose!r}.")
     return int(verbose)

@@ -144,8 +144,8 @@ class Posterior:
           activation: "auto", None (outputs as they are), or a callable on the outputs.
           steps: the number of batches to take. None takes all, and data without an end need it.
           verbose: 0 is silent, 1 shows a progress bar, 2 one line at the end. "auto" is 1 in a
-            terminal or a notebook; elsewhere a call of more than ten seconds writes a line with the
-            time left to stderr every ten seconds.
+            terminal, and in a notebook the widget of `sample_chain`; elsewhere a call of more than
+            ten seconds writes a line with the time left to stderr every ten seconds.
           quantiles: levels of quantiles of an observation, such as `[0.05, 0.95]` for the central
             90 % interval.
 

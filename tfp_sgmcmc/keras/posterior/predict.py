@@ -123,15 +123,23 @@ def prediction_table(prediction: Prediction | PosteriorPrediction) -> Table:
     if len(flat) > 1:
         return Table(title)
     mean, sd = (np.asarray(x).reshape(len(flat[0]), -1) for x in prediction[:2])
-    names = [str(i) for i in range(min(mean.shape[1], _SHOWN_COLUMNS))]
-    columns = [*(f"mean {i}" for i in names), *(f"sd {i}" for i in names)]
-    cells = [np.char.mod("%.4g", x[:_SHOWN_ROWS, : len(names)]) for x in (mean, sd)]
-    if isinstance(prediction, PosteriorPrediction) and prediction.entropy is not None:
-        of_classes = (np.asarray(x).reshape(len(mean), -1) for x in prediction[2:4])
+    mean, sd = mean[:_SHOWN_ROWS], sd[:_SHOWN_ROWS]
+    entropy = prediction.entropy if isinstance(prediction, PosteriorPrediction) else None
+    if entropy is not None and np.ndim(flat[0]) == 2 and mean.shape[1] > 1:
+        best = mean.argmax(axis=1)[:, np.newaxis]
+        columns = ["likeliest class", "probability", "sd"]
+        parts = (np.take_along_axis(x, best, axis=1) for x in (mean, sd))
+        cells = [best.astype(str), *(np.char.mod("%.3f", x) for x in parts)]
+    else:
+        names = [str(i) for i in range(min(mean.shape[1], _SHOWN_COLUMNS))]
+        columns = [*(f"mean {i}" for i in names), *(f"sd {i}" for i in names)]
+        cells = [np.char.mod("%.4g", x[:, : len(names)]) for x in (mean, sd)]
+    if entropy is not None:
+        of_classes = (np.asarray(x).reshape(len(flat[0]), -1) for x in prediction[2:4])
         cells += [np.char.mod("%.3f", x[:_SHOWN_ROWS, :1]) for x in of_classes]
         columns += ["entropy", "mutual information"]
     texts = np.concatenate(cells, axis=1).T.tolist()
-    return first_rows(title, dict(zip(columns, texts, strict=True)), len(mean))
+    return first_rows(title, dict(zip(columns, texts, strict=True)), len(flat[0]))
 
 
 def checked_levels(quantiles: Any) -> tuple[float, ...] | None:

@@ -22,7 +22,7 @@ def check_two_chains(target: MinibatchLogProb, state: State) -> None:
 
     Raises:
       ValueError: a function returns something else for two chains than twice what it returns for
-        one. An error that a function raises for two chains is passed on with a note.
+        one. An error that a function raises is passed on with a note.
     """
     size = min(_NUM_ROWS, target.num_examples)
     rows = target.rows(tf.range(size))
@@ -31,14 +31,15 @@ def check_two_chains(target: MinibatchLogProb, state: State) -> None:
         log_prior = target.log_prior(state)
         return log_prior, target.log_likelihood(state, rows, size, log_prior.shape)
 
-    one, two = values(state), tf.nest.map_structure(lambda x: tf.stack([x, x]), state)
+    called_with = "a state of the shape of the start"
     try:
-        found = values(two)
+        one = values(state)
+        called_with = "states of two chains, because samplers run several, on a leading axis"
+        found = values(tf.nest.map_structure(lambda x: tf.stack([x, x]), state))
     except Exception as error:
         error.add_note(
-            "The samplers run several chains, so log_prior_fn and log_likelihood_fn were called "
-            f"with states of two chains, and with {size} examples. Parameters then have a leading "
-            "axis of two chains. Give them a last axis for the examples, as in "
+            f"log_prior_fn and log_likelihood_fn were called with {size} examples, and with "
+            f"{called_with}. Give parameters a last axis for the examples, as in "
             "sigma[..., tf.newaxis]."
         )
         raise
