@@ -1,10 +1,14 @@
-"""The target and start of an automatic run; a plain log posterior becomes one example."""
+"""The target and start of an automatic run.
+
+A plain log posterior becomes one example, and a stream a pool of rows, which its directory keeps.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +16,21 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc.internal.nest import State, call_with_state, convert_state, state_from_call
+from tfp_sgmcmc.sampling.progress import progress
 from tfp_sgmcmc.sampling.result import Flag
-from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb, StreamedLogProb, Target
+from tfp_sgmcmc.targets import (
+    FullDataLogProb,
+    MinibatchLogProb,
+    PoolReport,
+    StreamedLogProb,
+    Target,
+    draw_pool,
+)
 from tfp_sgmcmc.targets.base import value_and_gradient
 from tfp_sgmcmc.targets.joint_prior import default_bijector, median_start
 from tfp_sgmcmc.targets.laplace.mode import check_single_state
 from tfp_sgmcmc.targets.sharded import refuse_shards
+from tfp_sgmcmc.targets.streaming import pool_file
 from tfp_sgmcmc.targets.validation.chains_check import check_two_chains
 
 _RADII, _NUM_STARTS = (2.0, 20.0), 50  # of uniform starts
@@ -96,6 +109,37 @@ def _prior_and_likelihood(joint: Any) -> tuple[Any, Any]:
         return part("pinned", args, kwargs)
 
     return prior, likelihood
+
+
+def pool_of(
+    target: StreamedLogProb,
+    initial_state: Any,
+    folder: Path | None,
+    jit_compile: bool,
+    progress_bar: bool | None,
+) -> tuple[MinibatchLogProb, PoolReport]:
+    """Returns a target in memory and how it was made: the one in the run's `folder`, or a new one.
+
+    The folder keeps the pool, so that a run resumes bit for bit without a pass over the data.
+    """
+    path = None if folder is None else folder / pool_file.FILE
+    if path is not None and path.exists():
+        return pool_file.load(path, target, initial_state)
+    with contextlib.ExitStack() as stack:
+        bars: dict[str, Any] = {}
+
+        def show(what: str, num_rows: int) -> None:
+            if what not in bars:
+                stack.close()
+                bars[what] = stack.enter_context(
+                    progress(progress_bar, target.num_examples, unit="row")
+                )
+            bars[what](num_rows, None)
+
+        pool, report = draw_pool(target, initial_state, jit_compile=jit_compile, show=show)
+    if path is not None:
+        pool_file.save(path, pool, report)
+    return pool, report
 
 
 def single_state(target: MinibatchLogProb, initial_state: Any) -> State:

@@ -23,8 +23,12 @@ from tfp_sgmcmc.adaptation.pilot import PilotRuns
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, prior_widths
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, settled
 from tfp_sgmcmc.adaptation.settings_file import describe_call, load, save
-from tfp_sgmcmc.adaptation.stream_pool import pool_of
-from tfp_sgmcmc.adaptation.target_arguments import as_problem, finite_start, single_state
+from tfp_sgmcmc.adaptation.target_arguments import (
+    as_problem,
+    finite_start,
+    pool_of,
+    single_state,
+)
 from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.sampling.result import Explanation, Flag, SampleResult
 from tfp_sgmcmc.sampling.run import run_kernel
