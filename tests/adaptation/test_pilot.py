@@ -86,7 +86,9 @@ def test_the_covariance_is_of_many_draws(
     prepared = hmc.TimedHMC(problem, found, runs)(NUM_RESULTS)
     assert prepared.choices.coordinates == "covariance"
     center = prepared.choices.center
-    np.testing.assert_allclose(center, -np.euler_gamma, atol=0.25)
+    # Entries have a standard deviation of 1.28. Few draws of HMC have means off by up to 0.3.
+    atol = 0.25 if draws_per_entry else 0.4
+    np.testing.assert_allclose(center, -np.euler_gamma, atol=atol)
     eigenvalues = np.linalg.eigvalsh(-prepared.choices.hessian) * np.pi**2 / 6
     ratio = eigenvalues[-1] / eigenvalues[0]
     assert (ratio < 2.7) == (draws_per_entry == 100)

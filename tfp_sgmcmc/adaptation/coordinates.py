@@ -104,7 +104,7 @@ def whiten_at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
     precision, passes, dtype = -found.posterior, passes + more, _dtype(center)
     eigenvalue = least_eigenvalue(precision)
     if not eigenvalue > _LEAST[dtype]:
-        check_proper(problem, center, _flattest(precision))
+        check_proper(problem, center, _flattest(precision), state)
         try:
             precision = curved_over_widths(problem, center, found)
         except NotNearGaussian as error:

@@ -20,7 +20,8 @@ from tfp_sgmcmc.adaptation.pilot import Convergence, GradientFit, convergence, g
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import Certificate
 from tfp_sgmcmc.diagnostics.vector_functions import log_prob_of_vectors
-from tfp_sgmcmc.internal.nest import flatten_events
+from tfp_sgmcmc.diagnostics.zero_density import zero_density_beyond
+from tfp_sgmcmc.internal.nest import flatten_events, unflatten_events
 from tfp_sgmcmc.sampling.result import Flag, SampleResult
 from tfp_sgmcmc.targets import MinibatchLogProb
 
@@ -105,6 +106,9 @@ def check_draws(
     )
     flags += _flags_of_gradients(fit)
     if prepared.choices.sampler == "NoUTurnSampler":
+        is_wrong = any(flag.grade == "wrong" for flag in flags)
+        if is_wrong and (causes := _flags_of_zero_density(states, problem)):
+            return DrawCheck(causes, line, goal / found.ess, measured, certificate)
         flags += _flags_of_funnel(states, problem, seed, prepared.remedy)
     if prepared.noise is not None:
         c = prepared.choices
@@ -178,6 +182,35 @@ def _flags_of_divergences(diverging: np.ndarray) -> list[Flag]:
     ]
 
 
+def _flags_of_zero_density(states: Any, problem: MinibatchLogProb) -> list[Flag]:
+    """Returns a flag if the density falls to zero at once near the draws."""
+    at = problem.unconstrain(tf.nest.map_structure(tf.convert_to_tensor, states))
+    like = tf.nest.map_structure(lambda x: x[0, 0], at)
+    draws = flatten_events(at, 2).numpy()
+    log_prob_fn = log_prob_of_vectors(problem, like)
+    with np.errstate(all="ignore"):
+        found = zero_density_beyond(log_prob_fn, draws.reshape(-1, draws.shape[-1]))
+    if found is None:
+        return []
+    entry, end, side = found
+    name = entry_names(like)[entry]
+    constrained = problem.constrain(unflatten_events(tf.constant(end, draws.dtype), like, 0))
+    value = flatten_events(constrained, 0).numpy()
+    where = f" ({value[entry]:.6g} here)" if len(value) == len(end) else ""
+    way = "above" if side > 0 else "below"
+    return [
+        Flag(
+            "wrong",
+            f"The posterior density is zero where {name} is {way} a limit{where}, and falls to "
+            "zero there at once. Gradients do not tell this, so trajectories run into the limit "
+            "and are rejected.",
+            f"Give {name} a bijector whose values all have a positive density. For the end of a "
+            "uniform distribution that is tfb.Chain([tfb.Shift(largest), tfb.Exp()]), with the "
+            "largest value of the data.",
+        )
+    ]
+
+
 def _flags_of_funnel(
     states: Any, problem: MinibatchLogProb, seed: tf.Tensor, remedy: str | None
 ) -> list[Flag]:
@@ -197,7 +230,8 @@ def _flags_of_funnel(
             "wrong",
             f"The draws miss a part of the posterior: moves along {name} that rescale what narrows "
             f"with it, and leave the posterior as it is, change its mean by {found.shift:.2f} and "
-            f"its standard deviation by {found.widening:.2f} standard deviations.",
+            f"its standard deviation by {found.widening:.2f} standard deviations, and bring "
+            f"{100 * (0.01 + found.tail):.1f} % of the draws to where the outermost 1 % were.",
             remedy
             or f"Write what narrows with {name} as location + width * z, with z in its place "
             "(non-centred).",

@@ -10,14 +10,18 @@ import scipy.linalg
 
 from tfp_sgmcmc.diagnostics.convergence import batch_means_standard_error
 
-_MOVES, _REFIT, _LENGTHS = 40, 8, (0.3, 1.0)  # in standard deviations of the entry that moves
-_MOST_DRAWS, _MOST_TERMS = 4000, 2e7  # rows of data times evaluated log posteriors
+_MOVES, _REFIT = 80, 8
+_LENGTHS = (1.0, 2.0, 3.0)  # of moves, in standard deviations of the entry
+_MOST_DRAWS, _MOST_TERMS = 4000, 4e7  # rows of data times evaluated log posteriors
 _LEAST_RATE, _ROUNDS = 0.2, 5  # of logarithms of a width by a deviation, and of its fit
+_ENDS = (0.02, 0.98)  # probabilities of the quantiles beyond which widths change evenly
+_FUNNELS, _LEAST_SHARE = 3, 0.3  # entries that are moved, by their squared rates beside the most
+_TAIL, _LEAST_TAIL = 0.01, 0.005  # the probability of a tail, and its change that may be
 _MOST_ENTRIES, _DRAWS_PER_ENTRY = 100, 30  # for which covariances are compared
 
 
 class FunnelCheck(NamedTuple):
-    """How moves along a funnel change the entry that its width depends on.
+    """How moves along a funnel change the entry that its widths depend on.
 
     Attributes:
       entry: the place of the entry in a flat state.
@@ -25,6 +29,9 @@ class FunnelCheck(NamedTuple):
       shift_error: the standard error.
       widening: the relative change of its standard deviation.
       widening_error: the standard error.
+      tail: the change of the share of draws below the 1 % quantile, or above the 99 % quantile,
+        whichever grows more.
+      tail_error: the standard error.
     """
 
     entry: int
@@ -32,11 +39,21 @@ class FunnelCheck(NamedTuple):
     shift_error: float
     widening: float
     widening_error: float
+    tail: float
+    tail_error: float
+
+    @property
+    def clearest(self) -> float:
+        """The largest change in its standard errors; a tail that shrinks does not count."""
+        pairs = (abs(self.shift), self.shift_error), (abs(self.widening), self.widening_error)
+        pairs += ((self.tail, self.tail_error),)
+        return max(x / max(error, 1e-12) for x, error in pairs)
 
     def is_wrong(self, least: float, errors: float) -> bool:
-        """Returns whether a change is above `least` by some standard errors."""
+        """Returns whether a change is above `least`, or a tail grows, by some standard errors."""
         pairs = (self.shift, self.shift_error), (self.widening, self.widening_error)
-        return any(abs(x) > least + errors * error for x, error in pairs)
+        is_changed = any(abs(x) > least + errors * error for x, error in pairs)
+        return is_changed or self.tail > _LEAST_TAIL + errors * self.tail_error
 
 
 def funnel_check(
@@ -50,14 +67,16 @@ def funnel_check(
     The entry s with which the widths of the others change most is moved, and the others with it,
 
     \[
-    s' = s + \delta, \qquad x_k' = e^{\beta_k \delta} x_k, \qquad
-    x = V^T \theta_{-s} - a - b s,
+    s' = s + \delta, \qquad \frac{x_k' - m_k(s')}{w_k(s')} = \frac{x_k - m_k(s)}{w_k(s)}, \qquad
+    x = V^T \theta_{-s},
     \]
 
-    where V diagonalises the covariances of the others at low and at high s, and \( \beta_k \) is
-    the change of the logarithm of a width along s. A Metropolis test with the Jacobian
-    \( e^{\delta \sum_k \beta_k} \) leaves the posterior invariant. Chains that cannot enter a
-    narrow neck, and leave no trace of it in R-hat or divergences, have draws that spread into it.
+    where V diagonalises the covariances of the others at low and at high s, and the locations m and
+    the logarithms of the widths w are quadratic in s. A Metropolis test with the Jacobian
+    \( \prod_k w_k(s') / w_k(s) \) leaves the posterior invariant, whatever m, w and the
+    distribution of the effects are. Chains that cannot enter a narrow neck, and leave no trace of
+    it in R-hat or divergences, have draws that spread into it. Where several entries have widths
+    that depend on them, each is moved in turn, and the one with the clearest change is returned.
 
     Args:
       log_prob_fn: log posteriors of flat states, `[K, D]`.
@@ -73,39 +92,79 @@ def funnel_check(
     if not (deviation > 0).all():
         return None
     z = (flat - mean) / deviation
-    funnels = (_Funnel(z, j) for j in range(dim))
-    funnel = max(funnels, key=lambda f: float(np.sum(f.rates**2)))
-    if not funnel.rates.any():
+    funnels = sorted((_Funnel(z, j, rounds=1) for j in range(dim)), key=lambda f: -f.strength)
+    if not funnels[0].strength:
         return None
     most = np.clip(_MOST_TERMS / _MOVES / num_examples, 400, _MOST_DRAWS)
     rows = np.linspace(0, num_results - 1, min(num_results, int(most) // num_chains)).astype(int)
-    moved = z.reshape(draws.shape)[rows].reshape(-1, dim)
-    before = moved[:, funnel.entry]
-    value = log_prob_fn(mean + deviation * moved)
+    picked = z.reshape(draws.shape)[rows]
+    least = _LEAST_SHARE * funnels[0].strength
+    found = [
+        _moved(lambda z: log_prob_fn(mean + deviation * z), picked, funnel.entry, rng)
+        for funnel in funnels[:_FUNNELS]
+        if funnel.strength >= least
+    ]
+    return max(found, key=lambda check: check.clearest)
+
+
+def _moved(
+    log_prob_fn: Callable[[np.ndarray], np.ndarray],
+    draws: np.ndarray,
+    entry: int,
+    rng: np.random.Generator,
+) -> FunnelCheck:
+    """Returns what moves along one entry do to standardized draws, `[results, chains, D]`.
+
+    Each half of the chains moves by what the other half knows of the funnel, because draws that
+    decide on their own moves drift.
+    """
+    moved = draws.reshape(-1, draws.shape[-1])
+    before, value = moved[:, entry], log_prob_fn(moved)
+    halves = [part.ravel() for part in _halves(np.arange(len(moved)).reshape(draws.shape[:2]))]
     for turn in range(_MOVES):
-        if turn and turn % _REFIT == 0:  # the moved draws know more of the neck
-            funnel = _Funnel(moved, funnel.entry)
+        if turn % _REFIT == 0:  # the moved draws know more of the neck
+            funnels = [_Funnel(moved[half], entry) for half in halves]
         delta = _LENGTHS[turn % len(_LENGTHS)] * rng.standard_normal(len(moved))
-        proposed = funnel.moved(moved, delta)
-        there = log_prob_fn(mean + deviation * proposed)
+        proposed, jacobian = np.empty_like(moved), np.empty(len(moved))
+        for half, funnel in zip(halves, reversed(funnels), strict=True):
+            proposed[half], jacobian[half] = funnel.moved(moved[half], delta[half])
+        there = log_prob_fn(proposed)
         with np.errstate(all="ignore"):
-            rise = there - value + delta * funnel.rates.sum()
+            rise = there - value + jacobian
             accepted = np.log(rng.random(len(moved))) < np.nan_to_num(rise, nan=-np.inf)
         moved = np.where(accepted[:, np.newaxis], proposed, moved)
         value = np.where(accepted, there, value)
-    after = moved[:, funnel.entry]
-    changes = np.stack([after - before, (after**2 - before**2) / 2], axis=-1)
-    errors = batch_means_standard_error(changes.reshape(len(rows), num_chains, 2))
-    shift, widening = changes.mean(axis=0)
-    return FunnelCheck(
-        funnel.entry, float(shift), float(errors[0]), float(widening), float(errors[1])
+    after = moved[:, entry]
+    low, high = np.quantile(before, [_TAIL, 1 - _TAIL])
+    parts = (
+        after - before,
+        (after**2 - before**2) / 2,
+        (after < low) * 1.0 - (before < low),
+        (after > high) * 1.0 - (before > high),
     )
+    changes = np.stack(parts, axis=-1)
+    errors = batch_means_standard_error(changes.reshape(*draws.shape[:2], len(parts)))
+    (shift, widening, *tails), tail = changes.mean(axis=0), 2
+    if tails[1] > tails[0]:
+        tail = 3
+    pairs = [(shift, errors[0]), (widening, errors[1]), (tails[tail - 2], errors[tail])]
+    return FunnelCheck(entry, *(float(x) for pair in pairs for x in pair))
+
+
+def _halves(x: np.ndarray) -> list[np.ndarray]:
+    """Returns two halves of the chains of `[results, chains]`, or of the results of one chain."""
+    return np.array_split(x, 2, axis=1 if x.shape[1] > 1 else 0)
 
 
 class _Funnel:
-    """How the others widen along one entry of standardized draws, `[n, D]`."""
+    """How the others move and widen along one entry of standardized draws, `[n, D]`.
 
-    def __init__(self, z: np.ndarray, entry: int):
+    Attributes:
+      entry: the place of the entry.
+      strength: the sum of squares of the rates at which logarithms of widths change along it.
+    """
+
+    def __init__(self, z: np.ndarray, entry: int, rounds: int = _ROUNDS):
         self.entry = entry
         s, others = z[:, entry], np.delete(z, entry, axis=1)
         low, high = np.quantile(s, [1 / 3, 2 / 3])
@@ -114,24 +173,38 @@ class _Funnel:
         ridge = 1e-9 * np.eye(len(narrow))
         squares, self._basis = scipy.linalg.eigh(wide + ridge, narrow + ridge)
         self._inverse = np.linalg.inv(self._basis)
-        self.rates = np.log(np.maximum(squares, 1e-12)) / 4  # the thirds are two deviations apart
-        x, s = others @ self._basis, s[:, np.newaxis]
-        for _ in range(_ROUNDS):  # narrow places decide on the line, and logarithms on the rates
-            weights = np.exp(np.clip(-2 * self.rates * s, -50, 50))
-            weights /= weights.sum(axis=0)
-            center, middle = (weights * s).sum(axis=0), (weights * x).sum(axis=0)
-            products = weights * (s - center)
-            self._slope = (products * x).sum(axis=0) / (products * s).sum(axis=0)
-            self._level = middle - self._slope * center
-            logs = np.log(np.maximum(np.abs(x - self._level - self._slope * s), 1e-300))
-            self.rates = ((s - s.mean()) * logs).mean(axis=0) / s.var()
-        self.rates[np.abs(self.rates) < _LEAST_RATE] = 0.0
+        self._ends = np.quantile(s, _ENDS)
+        powers, x = self._powers(s), others @ self._basis
+        # The thirds are two deviations apart.
+        log_width = np.outer(s, np.log(np.maximum(squares, 1e-12)) / 4)
+        for _ in range(rounds):  # narrow places decide on the locations, and these on the widths
+            weights = np.exp(np.clip(-2 * (log_width - log_width.mean(axis=0)), -20, 20))
+            self._location = _fits(powers, x, weights)
+            off = np.maximum(np.abs(x - powers @ self._location), 1e-300)
+            self._width = np.linalg.lstsq(powers, np.log(off), rcond=None)[0]
+            log_width = powers @ self._width
+        rates = (s - s.mean()) @ log_width / s.var() / len(s)
+        self.strength = float(np.sum(rates[np.abs(rates) > _LEAST_RATE] ** 2))
 
-    def moved(self, z: np.ndarray, delta: np.ndarray) -> np.ndarray:
-        """Returns z with `delta` added to the entry, and the others rescaled."""
-        s, others = z[:, [self.entry]], np.delete(z, self.entry, axis=1)
-        delta = delta[:, np.newaxis]
-        x = others @ self._basis - self._level - self._slope * s
-        x = x * np.exp(np.clip(delta * self.rates, -50, 50))
-        others = (x + self._level + self._slope * (s + delta)) @ self._inverse
-        return np.insert(others, self.entry, (s + delta)[:, 0], axis=1)
+    def _powers(self, s: np.ndarray) -> np.ndarray:
+        """Returns 1, s and its square, which is continued by its tangents beyond both ends."""
+        end = np.clip(s, *self._ends)
+        return np.stack([np.ones_like(s), s, end**2 + 2 * end * (s - end)], axis=-1)
+
+    def moved(self, z: np.ndarray, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns z with `delta` added to the entry, and the logarithm of the Jacobian, `[n]`."""
+        s, others = z[:, self.entry], np.delete(z, self.entry, axis=1)
+        here, there = self._powers(s), self._powers(s + delta)
+        growth = np.clip((there - here) @ self._width, -50, 50)
+        x = (others @ self._basis - here @ self._location) * np.exp(growth)
+        others = (x + there @ self._location) @ self._inverse
+        return np.insert(others, self.entry, s + delta, axis=1), growth.sum(axis=1)
+
+
+def _fits(powers: np.ndarray, x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Returns coefficients of weighted least squares for each column of x, `[powers, columns]`."""
+    squares = np.einsum("ni,nj,nk->kij", powers, powers, weights)
+    products = np.einsum("ni,nk->ki", powers, weights * x)
+    ridge = 1e-9 * np.trace(squares, axis1=1, axis2=2)[:, np.newaxis, np.newaxis]
+    squares += ridge * np.eye(powers.shape[-1])
+    return np.linalg.solve(squares, products[..., np.newaxis])[..., 0].T

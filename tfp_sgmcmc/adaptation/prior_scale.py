@@ -132,16 +132,27 @@ def _slopes(
     return evaluate(tf.constant(theta, dtype)).numpy().astype(np.float64)
 
 
-def check_proper(problem: Any, center: State, direction: np.ndarray) -> None:
+def check_proper(
+    problem: Any, center: State, direction: np.ndarray, start: State | None = None
+) -> None:
     """Raises ImproperError if the density hardly falls along a line through `center`.
 
     A density that falls more slowly than 1 / t along a line has no finite integral. So the log
     posterior must fall by log(100) between 10^4 and 10^6 times `direction`, `[D]`, to both sides.
     The direction should be about one standard deviation long, given the other directions. Where the
     model raises, as a Cholesky factorisation far from the center may, the density counts as zero.
+
+    Deep in the neck of a funnel, 10^6 standard deviations are little of what the posterior spans.
+    So nothing is judged by a line shorter than the way from the `start` of a search to `center`.
     """
+    flat = flatten_events(center, 0).numpy()
+    if start is not None:
+        longest = np.argmax(np.abs(direction))
+        way = np.abs(flat - flatten_events(start, 0).numpy())[longest]
+        if _FAR * np.abs(direction[longest]) < way:
+            return
     ends = np.outer([_NEAR, _FAR, -_NEAR, -_FAR], direction)
-    values = _log_probs(problem, flatten_events(center, 0).numpy() + ends, center)
+    values = _log_probs(problem, flat + ends, center)
     with np.errstate(invalid="ignore"):
         falls = values[::2] - values[1::2]
     if np.all((falls > np.log(_FAR / _NEAR)) | ~np.isfinite(values[1::2])):

@@ -97,7 +97,11 @@ def negative_binomial() -> Posterior:
 
 
 def separated_logistic() -> Posterior:
-    """Returns a logistic regression whose first feature separates the classes."""
+    """Returns a logistic regression whose first feature separates the classes.
+
+    Weights have tails like those of their Cauchy priors, without moments. So their inverse
+    hyperbolic sines, about signed logarithms, are compared.
+    """
     x, _ = design(60, 4, 5)
     y = (x[:, 1] > 0.2).astype(np.float64)
 
@@ -107,7 +111,13 @@ def separated_logistic() -> Posterior:
     def log_likelihood(beta: tf.Tensor, batch: Parts) -> tf.Tensor:
         return tfd.Bernoulli(logits=tf.linalg.matvec(batch["x"], beta)).log_prob(batch["y"])
 
-    return Posterior(log_prior, log_likelihood, {"x": x, "y": y}, {"beta": [4]}, {})
+    def derived(parts: Parts) -> Parts:
+        return {"asinh_beta": tf.asinh(parts["beta"])}
+
+    data, hidden = {"x": x, "y": y}, ("beta",)
+    return Posterior(
+        log_prior, log_likelihood, data, {"beta": [4]}, {}, derived=derived, hidden=hidden
+    )
 
 
 def student_t() -> Posterior:

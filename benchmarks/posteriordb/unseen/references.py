@@ -20,7 +20,7 @@ from tfp_sgmcmc.internal.nest import call_with_state, flatten_events, unflatten_
 NUM_CHAINS, BLOCK = 16, 50
 NUM_WINDOWS, FIRST_DENSE = 14, 5  # of adaptation, and the first that gives a dense metric
 ACCEPTANCE, MOST_DEPTH = 0.9, 9
-ENOUGH, MOST_R_HAT, MOST_BLOCKS = 4000.0, 1.005, 120  # effective draws, R-hat, blocks of draws
+ENOUGH, MOST_R_HAT, MOST_BLOCKS = 4000.0, 1.005, 600  # effective draws, R-hat, blocks of draws
 
 
 def moments(draws: Mapping[str, np.ndarray], num_draws: float) -> Moments:
