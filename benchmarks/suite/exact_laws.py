@@ -238,6 +238,11 @@ class Measurement:
         return Found(float(of_chains.mean()), float(of_chains.std(ddof=1) / len(of_chains) ** 0.5))
 
 
+def seed_of(name: str, seed: int) -> int:
+    """Returns a seed for the draws of one setting."""
+    return zlib.crc32(name.encode()) % 10_000 + 10_000 * seed
+
+
 def measure(name: str, seed: int = 0) -> Found:
     """Returns the figure of a setting by its name, with draws of its own for each."""
-    return Measurement(SETTINGS[name])(zlib.crc32(name.encode()) % 10_000 + 10_000 * seed)
+    return Measurement(SETTINGS[name])(seed_of(name, seed))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from tfp_sgmcmc.adaptation.settings import PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import Certificate
 from tfp_sgmcmc.diagnostics.vector_functions import log_prob_of_vectors
 from tfp_sgmcmc.diagnostics.zero_density import zero_density_beyond
-from tfp_sgmcmc.internal.nest import flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.sampling.result import Flag, SampleResult
 from tfp_sgmcmc.targets import MinibatchLogProb
 
@@ -182,12 +183,18 @@ def _flags_of_divergences(diverging: np.ndarray) -> list[Flag]:
     ]
 
 
-def _flags_of_zero_density(states: Any, problem: MinibatchLogProb) -> list[Flag]:
-    """Returns a flag if the density falls to zero at once near the draws."""
+def _flat_draws(
+    states: Any, problem: MinibatchLogProb
+) -> tuple[State, np.ndarray, Callable[[np.ndarray], np.ndarray]]:
+    """Returns an unconstrained draw, all as `[results, chains, D]`, and log posteriors of rows."""
     at = problem.unconstrain(tf.nest.map_structure(tf.convert_to_tensor, states))
     like = tf.nest.map_structure(lambda x: x[0, 0], at)
-    draws = flatten_events(at, 2).numpy()
-    log_prob_fn = log_prob_of_vectors(problem, like)
+    return like, flatten_events(at, 2).numpy(), log_prob_of_vectors(problem, like)
+
+
+def _flags_of_zero_density(states: Any, problem: MinibatchLogProb) -> list[Flag]:
+    """Returns a flag if the density falls to zero at once near the draws."""
+    like, draws, log_prob_fn = _flat_draws(states, problem)
     with np.errstate(all="ignore"):
         found = zero_density_beyond(log_prob_fn, draws.reshape(-1, draws.shape[-1]))
     if found is None:
@@ -215,13 +222,11 @@ def _flags_of_funnel(
     states: Any, problem: MinibatchLogProb, seed: tf.Tensor, remedy: str | None
 ) -> list[Flag]:
     """Returns a flag if draws spread along a funnel, or shrink, by moves that are exact."""
-    at = problem.unconstrain(tf.nest.map_structure(tf.convert_to_tensor, states))
-    like = tf.nest.map_structure(lambda x: x[0, 0], at)
-    log_prob_fn = log_prob_of_vectors(problem, like)
+    like, draws, log_prob_fn = _flat_draws(states, problem)
     rng = np.random.default_rng(seed.numpy().astype(np.uint32))
     with np.errstate(all="ignore"):
-        draws = flatten_events(at, 2).numpy().astype(np.float64)
-        found = funnel_check(log_prob_fn, draws, problem.num_examples, rng)
+        wide = draws.astype(np.float64)
+        found = funnel_check(log_prob_fn, wide, problem.num_examples, rng)
     if found is None or not found.is_wrong(_FUNNEL, 3.0):
         return []
     name = entry_names(like)[found.entry]

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import inspect
 import os
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from tfp_sgmcmc.adaptation.pilot import Convergence
 from tfp_sgmcmc.adaptation.settings import Choices, settled, trace_divergences
 from tfp_sgmcmc.adaptation.settings_file import rebuild
 from tfp_sgmcmc.adaptation.target_arguments import check_target
-from tfp_sgmcmc.adaptation.target_driver import TargetSettings, tell
+from tfp_sgmcmc.adaptation.target_driver import TargetSettings, tell, tell_and_warn
 from tfp_sgmcmc.diagnostics.convergence import rhat_limit
 from tfp_sgmcmc.internal.shipped_call import check_executor, pack_call, submit_call
 from tfp_sgmcmc.sampling.result import Explanation, Flag, SampleResult
@@ -40,7 +39,7 @@ class KernelGivenError(TypeError):
 
 
 class SharedSettings(NamedTuple):
-    """What all workers must know of an automatic run.
+    """The settings of an automatic run that all workers share.
 
     Attributes:
       choices: the settings.
@@ -84,18 +83,16 @@ def sample_target_in_shards(
     seed = open_manifest(folder, "auto" if place is None else place.resume, seed, num_chains, size)
     if initial_state is not None:
         initial_state = tree.map_structure(np.asarray, initial_state)
-    # Not all of them can be sent to a worker in any other form.
-    make_settings = functools.partial(
-        _settings,
-        make_target,
-        initial_state,
-        bijector,
-        folder,
-        num_results,
-        num_chains,
-        jit_compile,
-        is_shared=executor is not None,
+    options = dict(
+        initial_state=initial_state,
+        bijector=bijector,
+        folder=folder,
+        num_results=num_results,
+        num_chains=num_chains,
+        jit_compile=jit_compile,
+        progress_bar=False,
     )
+    make_settings = functools.partial(_settings, make_target, options, executor is not None)
     if executor is None:
         make_settings = functools.cache(make_settings)
         shared = choose_settings(make_settings, folder, seed, preflight_check)
@@ -125,10 +122,7 @@ def sample_target_in_shards(
     is_wrong = any(flag.grade == "wrong" for flag in found)
     flags = (*settled(shared.flags, choices, is_wrong), *found)
     lines = [f"Shard {i}: {x.line}" for i, x in zip(result.shards, result.checked, strict=True)]
-    tell([*lines, *flags], progress_bar)
-    for flag in flags:
-        if flag.grade != "note":
-            warnings.warn(flag, stacklevel=4)
+    tell_and_warn(lines, flags, progress_bar)
     return dataclasses.replace(
         result, choices=choices, explanation=Explanation((*shared.lines, *lines)), flags=flags
     )
@@ -191,31 +185,22 @@ def _takes_nothing(function: Any) -> bool:
 
 
 def _settings(
-    make_target: Callable[[], Any],
-    initial_state: Any,
-    bijector: Any,
-    folder: Path | None,
-    num_results: int,
-    num_chains: int,
-    jit_compile: bool,
-    is_shared: bool,
+    make_target: Callable[[], Any], options: dict[str, Any], is_shared: bool
 ) -> TargetSettings:
+    """Returns the settings of the target that is made here; `options` are their arguments."""
     target = make_target()
     if isinstance(target, tfp.mcmc.TransitionKernel):
         raise KernelGivenError(
             f"target must return a target. Received: a {type(target).__name__}, which is for "
             "sample_shards."
         )
-    check_target(target, bijector)
-    if isinstance(target, StreamedLogProb) and is_shared and folder is None:
+    check_target(target, options["bijector"])
+    if isinstance(target, StreamedLogProb) and is_shared and options["folder"] is None:
         raise ValueError(
             "directory must be given for a StreamedLogProb and an executor, because it keeps the "
             "pool of rows for all workers. Received: None."
         )
-    sizes = num_results, num_chains
-    return TargetSettings(
-        target, initial_state, bijector, folder, *sizes, jit_compile, progress_bar=False
-    )
+    return TargetSettings(target, **options)
 
 
 def _flags_of_shards(result: ShardedResult) -> list[Flag]:

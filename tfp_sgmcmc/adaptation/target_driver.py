@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -307,10 +308,7 @@ def sample_target(
         better = better.with_choices(seed=_integers(random.fold_in(run_seed, attempt)))
         prepared = dataclasses.replace(better, lines=(*better.lines, dropped))
     flags = [*settled(prepared.flags, prepared.choices, found.is_wrong), *found.flags]
-    tell([found.line, *flags], progress_bar)
-    for flag in flags:
-        if flag.grade != "note":
-            warnings.warn(flag, stacklevel=4)
+    tell_and_warn([found.line], flags, progress_bar)
     return dataclasses.replace(
         result,
         bijector=prepared.bijector,
@@ -369,3 +367,11 @@ def tell(lines: Any, progress_bar: bool | None) -> None:
         return
     for line in lines:
         tqdm.write(line, file=sys.stderr)
+
+
+def tell_and_warn(lines: Sequence[str], flags: Sequence[Flag], progress_bar: bool | None) -> None:
+    """Shows what was found of the draws, and warns the caller of `sample` of all but notes."""
+    tell([*lines, *flags], progress_bar)
+    for flag in flags:
+        if flag.grade != "note":
+            warnings.warn(flag, stacklevel=5)
