@@ -118,15 +118,21 @@ def gaussian_log_prior(
     return -precision / 2 * (sum(squares) + sum(biases))
 
 
-def target(x: np.ndarray, y: np.ndarray, batch_size: int, **options: Any) -> Any:
-    """Returns the log posterior of `Weights` with the prior N(0, I).
+def target(
+    x: np.ndarray, y: np.ndarray, batch_size: int, precision: float = 1.0, **options: Any
+) -> Any:
+    """Returns the log posterior of `Weights` with the prior N(0, I / precision).
 
     Scores are closed, or with `num_groups` among the options those of groups.
     """
+
+    def log_prior(W: tf.Tensor, U: tf.Tensor, c: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
+        return gaussian_log_prior(W, U, c, d, precision)
+
     data = {"x": x.astype(np.float32), "y": y.astype(np.int32)}
     if "num_groups" not in options:
         options["score_fn"] = scores
-    return sgmcmc.MinibatchLogProb(gaussian_log_prior, log_likelihood, data, batch_size, **options)
+    return sgmcmc.MinibatchLogProb(log_prior, log_likelihood, data, batch_size, **options)
 
 
 def flat(weights: Any, chain_ndims: int = 1) -> np.ndarray:

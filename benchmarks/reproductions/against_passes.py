@@ -131,14 +131,14 @@ def show(found: list[Curve], name: str) -> None:
 
 
 def draw(rows: Mapping[str, list[Curve]], ylabel: str) -> Figure:
-    """Draws one row of panels for each entry, with one panel for each step size."""
-    step_sizes = sorted({curve.step_size for found in rows.values() for curve in found})
-    figure, axes = subplots(len(rows), len(step_sizes))
+    """Draws one row of panels for each entry, with one panel for each of its step sizes."""
+    step_sizes = {k: sorted({curve.step_size for curve in found}) for k, found in rows.items()}
+    figure, axes = subplots(len(rows), max(map(len, step_sizes.values())))
     styles = ("-", "--", ":", "-.")
     for line, (name, found) in zip(axes, rows.items(), strict=True):
         frictions = sorted({curve.friction for curve in found})
         samplers = list(dict.fromkeys(curve.sampler for curve in found))
-        for axis, h in zip(line, step_sizes, strict=True):
+        for axis, h in zip(line, step_sizes[name], strict=False):
             for curve in found:
                 if curve.step_size == h:
                     axis.plot(
@@ -154,4 +154,6 @@ def draw(rows: Mapping[str, list[Curve]], ylabel: str) -> Figure:
                 ylabel=ylabel,
             )
         line[0].legend(fontsize=6)
+        for axis in line[len(step_sizes[name]) :]:
+            axis.remove()
     return figure

@@ -17,11 +17,10 @@ times of the coordinates are the ratios of the diagonals of
 proportion to 1/n, so its share costs equally many passes for every n. The claims compare the
 plateau with these times at the posterior mode.
 
-The paper runs six samplers and gives neither the step size nor the friction; its figure was drawn
-by the authors' code of March 2019. Only NOGIN is run here; `nogin_others` has the other five.
-Here h is 0.7 of the largest stable step, and
-the friction is one over the largest posterior standard deviation, the authors' rule. Chains start
-from draws of Laplace's approximation.
+The paper runs six samplers, of which `nogin_others` has the other five, and gives neither the step
+size nor the friction; its figure was drawn by the authors' code of March 2019. Here h is 0.7 of the
+largest stable step, and the friction is one over the largest posterior standard deviation, the
+authors' rule. Chains start from draws of Laplace's approximation.
 """
 
 from __future__ import annotations

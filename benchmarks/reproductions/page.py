@@ -53,14 +53,6 @@ BEYOND = "beyond the papers"  # the `paper` of an experiment that is in none of 
 
 NOT_REPRODUCED = (
     (
-        "Shang, Zhu, Leimkuhler & Storkey 2015, figure 2, bottom row",
-        "the program is `blr_shang_marginals`, and its full form has not run yet",
-    ),
-    (
-        "Shang, Zhu, Leimkuhler & Storkey 2015, figure 3, letter",
-        "the program is `drbm_shang --data letter`, and the 400 passes take an hour of a core",
-    ),
-    (
         "Ahn, Korattikara & Welling 2012, figure 3, Heritage Health Prize",
         "the data of the competition can no longer be had",
     ),
@@ -108,10 +100,10 @@ def write_page(folder: Path, failed: Mapping[str, str] | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     found, troubles = _read(folder)
     troubles += [f"`{name}` failed: {reason}." for name, reason in (failed or {}).items()]
-    lines = [INTRODUCTION, *_summary(found)]
+    lines = [INTRODUCTION, *_counts(found), *_summary(found)]
     if troubles:
         lines += ["## Troubles with this page", "", *(f"- {t}" for t in troubles), ""]
-    lines += [READING, *_counts(found), *_failures(found)]
+    lines += [READING, *_failures(found)]
     sections = {**PAPERS, BEYOND: "The claims here are this library's; no paper has them."}
     for paper, source in sections.items():
         names = [name for name in found if found[name]["paper"] == paper]
@@ -180,7 +172,8 @@ def _counts(found: Mapping[str, Any]) -> list[str]:
         f"- Of these did not hold: {'; '.join(failed) or 'none'}.",
         f"- {len(other)} were run with other settings, which each section lists; "
         f"{sum(claim['held'] for _, claim in other)} of these hold.",
-        f"- Those that did not hold under other settings are of {open_ones or 'no experiment'}.",
+        f"- Those that did not hold under other settings are of {open_ones or 'no experiment'}, "
+        "each with its likely cause [below](#claims-that-did-not-hold).",
         "",
     ]
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from benchmarks.common import drbm
+from benchmarks.common import drbm, drbm_sums
 
 HIDDEN, FEATURES, CLASSES, ROWS = 3, 4, 5, 12
 
@@ -54,6 +54,30 @@ def test_closed_scores_are_the_gradients(chains: tuple[int, ...]) -> None:
         for part, gradient in zip(found, tape.gradient(value, state), strict=True):
             of_row = tf.gather(part, i, axis=len(chains))
             np.testing.assert_allclose(of_row, gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [1.0, 60.0])
+def test_sums_are_those_of_the_scores(factor: float) -> None:
+    """Also for inputs of several hundred, whose exponentials overflow."""
+    x, y = data()
+    state = drbm.Weights(*(factor * part for part in weights((2,))))
+    fast, slow = drbm_sums.Target(x, y, 6, 3.0), drbm.target(x, y, 6, 3.0, shared_batch=True)
+    ours, theirs = (target.estimate(state, tf.constant([0, 1])) for target in (fast, slow))
+    np.testing.assert_allclose(ours.log_prob, theirs.log_prob, rtol=1e-5)
+    for found, expected in zip(ours.gradient, theirs.gradient, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    for found, rows in zip(ours.scores, theirs.scores, strict=True):
+        expected = np.var(rows, axis=1, ddof=1).reshape(2, -1)
+        np.testing.assert_allclose(found.variances(), expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(found.mean(), np.mean(rows, axis=1), rtol=1e-4, atol=1e-5)
+    assert fast.estimate(state, tf.constant([0, 1]), with_scores=False).scores == ()
+
+
+def test_scores_that_are_not_kept_serve_the_diagonal_alone() -> None:
+    x, y = data()
+    scores = drbm_sums.Target(x, y, 6).estimate(weights((2,)), tf.constant([0, 1])).scores
+    with pytest.raises(ValueError, match="Use covariance='diag'"):
+        scores.W.rows()
 
 
 @pytest.mark.thorough

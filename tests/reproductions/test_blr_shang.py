@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from benchmarks.reproductions import against_passes, blr_shang
+from benchmarks.reproductions import against_passes, blr_shang, blr_shang_marginals
+from benchmarks.reproductions.experiment import UNDECIDED
 
 
 def test_log_likelihood_of_the_second_half() -> None:
@@ -15,6 +16,20 @@ def test_log_likelihood_of_the_second_half() -> None:
         mean = logits[used].mean(axis=0)
         expected = -np.mean(np.logaddexp(0, np.where(y == 1, -mean, mean)))
         np.testing.assert_allclose(value.mean(), expected, rtol=1e-6)
+
+
+def test_marginals_of_few_effective_draws_decide_nothing() -> None:
+    """The standard deviations of SGHMC, SGNHT and CCAdL are 3, 1.5 and 1.1 times HMC's."""
+    exact = np.zeros(2), np.eye(2)
+    ratios = {"SGHMC": 3.0, "SGNHT": 1.5, "CCAdL": 1.1}
+    found = {(name, 1e-4): (np.zeros(2), ratio**2 * np.eye(2)) for name, ratio in ratios.items()}
+    for draws, verdict in ((1000.0, True), (5.0, UNDECIDED)):
+        result = blr_shang_marginals.Result(exact, found, dict.fromkeys(found, draws))
+        nearest, _, mean = blr_shang_marginals.claims(result)
+        assert nearest.held is verdict and mean.held == UNDECIDED
+        # log(1.5 / 1.1) over the root of twice 1 / (2 E)
+        score = blr_shang_marginals.larger(result, "SGNHT", "CCAdL", 1e-4)
+        np.testing.assert_allclose(score, np.log(1.5 / 1.1) * draws**0.5)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.reproductions import mixture
+from benchmarks.reproductions.experiment import UNDECIDED
 
 
 def test_draws_have_the_moments_of_the_grid() -> None:
@@ -15,15 +16,36 @@ def test_draws_have_the_moments_of_the_grid() -> None:
         mixture.run(equal="passes")
 
 
+def result_of(errors: dict[tuple[str, int], list[list[float]]]) -> mixture.Result:
+    posterior = mixture.Posterior(np.zeros(2), np.eye(2), np.zeros([0, 2], np.float32))
+    return mixture.Result(posterior, (0.01, 0.02), {k: np.array(v) for k, v in errors.items()})
+
+
+def test_steps_have_equal_errors_with_all_data() -> None:
+    """SGLD is at best at 0.4, which NOGIN nearly has at its small step."""
+    result = result_of(
+        {
+            ("SGLD", 5): [[9.0, 9.0], [8.0, 8.1]],
+            ("NOGIN", 5): [[0.1, 0.2], [0.01, 0.02]],
+            ("CCAdL", 5): [[np.inf, 1.0], [np.inf, np.inf]],
+            ("SGLD", 1000): [[0.7, 0.9], [0.4, 0.4]],
+            ("NOGIN", 1000): [[0.3, 0.4], [0.1, 0.1]],
+            ("CCAdL", 1000): [[0.2, 0.2], [np.inf, 0.4]],
+        }
+    )
+    assert result.steps() == {"SGLD": 1, "NOGIN": 0, "CCAdL": 0}
+    first = mixture.claims(result)[0]
+    assert first.held is True and "CCAdL infinite" in first.ours
+    noisy = result_of({("SGLD", n): [[0.1, 0.9]] * 2 for n in (5, 1000)})
+    noisy.squared_errors.update({("NOGIN", n): np.array([[0.1, 0.7]] * 2) for n in (5, 1000)})
+    assert mixture.claims(noisy)[0].held == UNDECIDED
+
+
 @pytest.mark.slow
 def test_nogin_has_the_smallest_error_at_equal_epochs() -> None:
-    """Samplers that do not know the noise are wrong by more than twice their error at n = 10.
-
-    Larger minibatches make fewer steps, and then the Monte Carlo error is large for all of them.
-    """
+    """Samplers that do not know the noise are wrong by far more than NOGIN at n = 5."""
     result = mixture.run(**mixture.EXPERIMENT.quick)
-    error = {key: float(result.best(*key)[1].mean()) for key in result.squared_errors}
-    assert error["NOGIN", 2] < min(error["SGLD", 2], error["SGNHT", 2]) / 2
-    assert error["SGLD", 2] > 4 * error["SGLD", 10]
-    found = mixture.claims(result)
-    assert all(claim.held in (True, False) for claim in found[:-1]) and found[-1].held is None
+    steps = result.steps()
+    error = {key: float(e[steps[key[0]]].mean()) for key, e in result.squared_errors.items()}
+    assert error["NOGIN", 5] < min(error["SGLD", 5], error["SGNHT", 5]) / 2
+    assert error["SGLD", 5] > error["SGLD", 10]

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import tfp_sgmcmc as sgmcmc
-from benchmarks.reproductions import nogin_logistic
+from benchmarks.reproductions import nogin_logistic, nogin_others
+from benchmarks.reproductions.experiment import UNDECIDED
 from tests.harness.gaussian_mean import GaussianMean
 from tests.harness.known_scores import KnownScores
 from tests.harness.phase_space import linear_scheme
@@ -30,6 +31,21 @@ def test_correlation_times_are_those_of_the_linear_step() -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-6)
         without = nogin_logistic.correlation_times(MODEL.hessian, 0 * noise, h, friction)
         assert np.all(without < 0.95 * expected)
+
+
+def test_claims_on_the_six_samplers() -> None:
+    """A sampler is judged at its best step and n; close ones are not decided."""
+
+    def row(ratio: float, *errors: float) -> nogin_others.Row:
+        return nogin_others.Row(ratio, np.outer(errors, [0.9, 1.1]))
+
+    for error, verdict in ((0.5, True), (0.1, UNDECIDED), (0.01, False)):
+        found = {(name, 100): row(np.inf, np.inf, 9.0, 5.0) for name in nogin_others.SAMPLERS}
+        found["NOGIN", 100] = row(1.1, 0.1, 0.3, 0.5)
+        found["SGNHT", 100] = row(2.5, 7.0, error, 9.0)
+        stable, superior, _ = nogin_others.claims(found)
+        assert stable.held is True and superior.held == verdict
+        assert found["SGNHT", 100].best == (np.sqrt(error), 0.5)
 
 
 @pytest.mark.slow

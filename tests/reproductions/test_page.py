@@ -103,7 +103,8 @@ def test_another_protocol_says_nothing_against_the_paper(
     assert "Not repeated: figure 3b." in found
     assert "The paper does not give, and chosen here: the seed." in found
     assert "- 0 of them were run with all settings that the paper gives, and 0 of these" in found
-    assert "under other settings are of `test_page`." in found
+    assert "under other settings are of `test_page`, each with its likely cause" in found
+    assert found.index("- 2 claims of the papers") < found.index("| experiment | claims")
 
 
 def test_every_experiment_of_a_paper_says_where_it_is() -> None:
