@@ -141,6 +141,26 @@ def flat(weights: Any, chain_ndims: int = 1) -> np.ndarray:
     return np.concatenate([x.reshape(*x.shape[:chain_ndims], -1) for x in parts], axis=-1)
 
 
+def aligned(weights: Any, like: Any) -> Weights:
+    """Returns states `[..., event]` with each hidden unit as near to that of `like` as it can be.
+
+    The probabilities do not change if a hidden unit j takes the negatives of its W, U and c, and d
+    becomes d + U_j, because log(1 + e^o) = o + log(1 + e^-o). Only the prior of d changes.
+    `like` is one state.
+    """
+    W, U, c, d = (np.array(part, np.float64) for part in weights)
+    for j in range(W.shape[-2]):
+        products = (W[..., j, :] * np.asarray(like[0])[j]).sum(-1)
+        products += (U[..., j, :] * np.asarray(like[1])[j]).sum(-1)
+        flip = products + c[..., j] * np.asarray(like[2])[j] < 0
+        d = np.where(flip[..., np.newaxis], d + U[..., j, :], d)
+        sign = np.where(flip, -1.0, 1.0)
+        W[..., j, :] *= sign[..., np.newaxis]
+        U[..., j, :] *= sign[..., np.newaxis]
+        c[..., j] *= sign
+    return Weights(W, U, c, d)
+
+
 def probabilities(weights: Any, x: Any) -> np.ndarray:
     """Returns p(y | x) by each state, `[states, n, C]`, one state after the other."""
     rows = tf.constant(x, tf.float32)

@@ -84,7 +84,12 @@ def repeated(weights: drbm.Weights, num_chains: int) -> drbm.Weights:
     return drbm.Weights(*(tf.stack([part] * num_chains) for part in weights))
 
 
+def r_hats(values: np.ndarray) -> np.ndarray:
+    """Returns the split R-hat of each of the values `[draws, chains, ...]`."""
+    found = tfp.mcmc.potential_scale_reduction(values.astype(np.float64), split_chains=True)
+    return np.asarray(found)
+
+
 def largest_r_hat(values: np.ndarray) -> float:
     """Returns the largest split R-hat of values `[draws, chains, ...]`."""
-    found = tfp.mcmc.potential_scale_reduction(values.astype(np.float64), split_chains=True)
-    return float(np.max(found))
+    return float(np.max(r_hats(values)))

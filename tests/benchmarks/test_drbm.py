@@ -80,6 +80,24 @@ def test_scores_that_are_not_kept_serve_the_diagonal_alone() -> None:
         scores.W.rows()
 
 
+def test_aligned_states_have_the_same_probabilities() -> None:
+    x, _ = data()
+    like, state = weights(), weights((6,))
+    W, U, c, d = (part.numpy() for part in like)
+    negative = drbm.Weights(W * [[-1], [1], [-1]], U * [[-1], [1], [-1]], c * [-1, 1, -1], d)
+    negative = negative._replace(d=d + U[0] + U[2])
+    for mine, part in zip(drbm.aligned(negative, like), like, strict=True):
+        np.testing.assert_allclose(mine, part, rtol=1e-5, atol=1e-6)
+    found = drbm.aligned(state, like)
+    as_float = drbm.Weights(*(part.astype(np.float32) for part in found))
+    np.testing.assert_allclose(
+        drbm.probabilities(as_float, x), drbm.probabilities(state, x), rtol=1e-4
+    )
+    assert not np.array_equal(found.W, state.W)
+    products = np.sum(found.W * W, -1) + np.sum(found.U * U, -1) + found.c * c
+    assert np.all(products >= 0)
+
+
 @pytest.mark.thorough
 def test_layer_in_fit_has_the_log_posterior_of_the_target() -> None:
     x, y = data()

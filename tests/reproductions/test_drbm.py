@@ -12,6 +12,7 @@ from benchmarks.reproductions import (
     drbm_modes,
     drbm_shang,
 )
+from benchmarks.reproductions.experiment import UNDECIDED
 
 
 def test_errors_so_far_average_the_second_half() -> None:
@@ -35,6 +36,39 @@ def test_r_hat_tells_two_modes_from_one() -> None:
     assert drbm_hmc.largest_r_hat(draws) < 1.05
     draws[:, 0, 2] += 3.0  # one chain of one row is elsewhere
     assert drbm_hmc.largest_r_hat(draws) > drbm_modes.AGREE
+
+
+def test_errors_are_judged_where_the_chains_of_hmc_agree() -> None:
+    """Chains disagree on one of 20 parameters, then on 15; a difference in the noise is open."""
+    passes, none = np.ones(1), np.zeros([0, 2], int)
+
+    def claims(disagreeing: int, of_sgld: float) -> list:
+        r_hats = np.ones([2, 20])
+        r_hats[:, :disagreeing] = 18.0
+        rows = [
+            drbm_kdd_posterior.Row(name, 1.0, passes, np.array([e]), np.array([e]), e, np.zeros(0))
+            for name, e in (("SGLD", of_sgld), ("SGFS-d", 0.4), ("SGFS-f", 0.2))
+        ]
+        result = drbm_kdd_posterior.Result(rows, r_hats, 0.8, (0.1, 0.1), none, np.zeros(0), 0.1)
+        return drbm_kdd_posterior.claims(result)
+
+    first, *errors = claims(1, 0.5)
+    assert first.held is True and "below 1.1 for 95% of the parameters" in first.ours
+    assert [claim.held for claim in errors] == [True] * 3
+    assert [claim.held for claim in claims(1, 0.25)[1:]] == [UNDECIDED] * 3
+    assert len(claims(15, 0.5)) == 1
+
+
+def test_paired_differences_of_methods() -> None:
+    """Three test rows more are wrong by SGD, and three others by each method: 3 / sqrt(9)."""
+    wrong = {"SGD": range(6), "SGLD": range(3, 9), "SGFS-d": range(3, 6)}
+    rows = []
+    for name, at in wrong.items():
+        mine = np.zeros([1, 100], np.float32)
+        mine[0, [*at]] = 1
+        rows.append(drbm_kdd.Row(name, 1.0, {1.0: 0.0}, np.ones(1), mine.mean(1), mine, 1.0, 100))
+    claim = drbm_kdd.claims(rows)[0]
+    assert claim.held == UNDECIDED and claim.why.count("+1.7 standard errors") == 2
 
 
 def test_slow_mixing_and_modes_look_alike() -> None:
