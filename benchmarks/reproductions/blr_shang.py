@@ -61,9 +61,10 @@ def run(
     ]
 
 
-def problem(batch_size: int) -> tuple[Any, sgmcmc.MinibatchLogProb]:
-    """Returns MNIST 7 v 9 in 100 random projections, and its log posterior."""
+def problem(batch_size: int, scale: float = 1.0) -> tuple[Any, sgmcmc.MinibatchLogProb]:
+    """Returns MNIST 7 v 9 in 100 random projections times `scale`, and its log posterior."""
     data = datasets.mnist_7v9(num_features=100, intercept=False)
+    data = data._replace(x_train=scale * data.x_train, x_test=scale * data.x_test)
     target = sgmcmc.MinibatchLogProb(
         gaussian_log_prior,
         log_likelihood,

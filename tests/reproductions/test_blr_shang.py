@@ -30,6 +30,8 @@ def test_marginals_of_few_effective_draws_decide_nothing() -> None:
         # log(1.5 / 1.1) over the root of twice 1 / (2 E)
         score = blr_shang_marginals.larger(result, "SGNHT", "CCAdL", 1e-4)
         np.testing.assert_allclose(score, np.log(1.5 / 1.1) * draws**0.5)
+    found["CCAdL", 1e-4] = np.full(2, np.nan), np.full([2, 2], np.nan)
+    assert blr_shang_marginals.claims(result)[0].held is False
 
 
 @pytest.mark.slow
