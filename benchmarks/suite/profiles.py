@@ -64,7 +64,7 @@ class Profile(NamedTuple):
     # How a Keras network is fitted: by SGD, or by the callback with a sampler.
     fitted: tuple[str, ...]
     steps_per_execution: tuple[int, ...]  # arguments of `compile`
-    exact: tuple[str, ...] = EXACT  # the same in every profile
+    exact: tuple[str, ...] = EXACT  # the same in every profile whose figures are kept
 
 
 FAST = Profile(
@@ -99,7 +99,11 @@ LARGE = REGULAR._replace(
     dimensions=(10, 10**2, 10**3, 10**4, 10**5, 10**6),
     scaled_chains=(1, 4, 16, 64, 256, 1024),
 )
-PROFILES = {"fast": FAST, "regular": REGULAR, "large": LARGE}
+# Runs each benchmark once, to see that none fails.
+SMOKE = FAST._replace(
+    scored=("SGLD, eps 2e-5", "HMC"), fitted=("SGHMC",), exact=("SGLD", "ControlVariate", "sample")
+)
+PROFILES = {"fast": FAST, "smoke": SMOKE, "regular": REGULAR, "large": LARGE}
 
 
 def chosen() -> Profile:

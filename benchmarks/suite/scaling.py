@@ -62,7 +62,12 @@ class Chains(_Scaling):
     size = "num_chains"
 
 
-def chain(num_examples: int = 1000, dimension: int = 10, num_chains: int = 1) -> tuple[Any, int]:
+def chain(
+    num_examples: int = 1000,
+    dimension: int = 10,
+    num_chains: int = 1,
+    batch_size: int = BATCH_SIZE,
+) -> tuple[Any, int]:
     """Returns a compiled chain on examples from N(0, I), and the number of steps of a call."""
     import tensorflow as tf
 
@@ -70,13 +75,13 @@ def chain(num_examples: int = 1000, dimension: int = 10, num_chains: int = 1) ->
     from benchmarks.suite import chains
     from tfp_sgmcmc import random
 
-    num_steps = NUMBERS // (BATCH_SIZE * dimension * num_chains)
+    num_steps = NUMBERS // (batch_size * dimension * num_chains)
     num_steps = min(MOST_STEPS, max(LEAST_STEPS, num_steps))
     target = sgmcmc.MinibatchLogProb(
         lambda theta: -0.5 * tf.reduce_sum(theta**2, axis=-1),
         lambda theta, x: -0.5 * tf.reduce_sum((x - theta[..., None, :]) ** 2, axis=-1),
         random.normal([num_examples, dimension], tf.float32, random.as_seed(0)),
-        BATCH_SIZE,
+        batch_size,
     )
     start = tf.zeros([dimension] if num_chains == 1 else [num_chains, dimension])
     run = chains.Chain(sgmcmc.SGLD(target, 0.1 / num_examples), start, num_steps)

@@ -23,6 +23,7 @@ def check(data, train_shape=None, test_shape=None, dtype=np.float32):
     assert np.isfinite(data.x_train).all() and np.isfinite(data.x_test).all()
 
 
+@pytest.mark.thorough
 def test_mnist(load):
     data = load("mnist")
     check(data, (60000, 784), (10000, 784))
@@ -37,6 +38,7 @@ def test_mnist(load):
     assert data.x_train.std(dtype=np.float64) == pytest.approx(0.3081, abs=5e-5)
 
 
+@pytest.mark.thorough
 def test_mnist_images(load):
     flat = load("mnist")
     images = datasets.mnist(flatten=False, dtype=np.float64)
@@ -53,6 +55,7 @@ def test_mnist_7v9_pixels(load):
     assert data.y_train[0] == 0 and data.y_test[0] == 1
 
 
+@pytest.mark.thorough
 def test_mnist_7v9_random_projection(load):
     pixels = load("mnist_7v9", projection=None, intercept=False)
     data = load("mnist_7v9")

@@ -497,21 +497,31 @@ def test_a_pickled_result_has_its_draws(full: Any) -> None:
     assert copy.copy(full).kernel is full.kernel
 
 
-def test_a_second_run_of_a_kernel_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another seed and more results run the same program; another trace does not."""
-    kernel = quick_kernel()
+def test_a_second_run_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other numbers and an equal trace run the same program; other options do not."""
+    kernel, made, build = quick_kernel(), [], loop.Loop.__init__
+    target = kernel.target_log_prob_fn
     options = {k: v for k, v in EAGER.items() if k != "seed"}  # no XLA: loops are counted
-    first = sgmcmc.sample_chain(kernel, state(), 20, seed=0, **options)
-    made = []
-    build = loop.Loop.__init__
+
+    def states(kernel: Any, num_results: int = 20, **more: Any) -> list[Any]:
+        result = sgmcmc.sample_chain(kernel, state(), num_results, **{"seed": 0, **options, **more})
+        return tree.flatten(result.states)
+
+    def other(target: Any, step_size: float, temperature: Any = 1.0, **more: Any) -> Any:
+        kernel = sgmcmc.SGLD(target, step_size, temperature, **more)
+        return states(kernel, trace_fn=lambda _, results: results.step)
+
+    first = states(kernel)
+    expected = other(quick_kernel().target_log_prob_fn, 1e-3, 0.5)
+    other(target, 1e-4)
     monkeypatch.setattr(
         loop.Loop, "__init__", lambda self, *a, **k: made.append(1) or build(self, *a, **k)
     )
-    again = sgmcmc.sample_chain(kernel, state(), 30, seed=0, **options)
+    assert_equal([x[:20] for x in states(kernel, 30)], first)
+    assert_equal(other(target, 1e-3, 0.5), expected)
     assert made == []
-    for one, other in zip(tree.flatten(first.states), tree.flatten(again.states), strict=True):
-        np.testing.assert_array_equal(one, other[:20])
-    sgmcmc.sample_chain(kernel, state(), 20, seed=0, trace_fn=trace, **options)
-    copied = copy.copy(kernel)
-    sgmcmc.sample_chain(copied, state(), 20, seed=0, trace_fn=trace, **options)
-    assert made == [1, 1]
+    other(target, 1e-4, noise="three_point")
+    other(target, 1e-4, lambda t: 1.0)
+    other(target.with_minibatches(5), 1e-4)
+    states(kernel, trace_fn=lambda _, results: results.step + 1)
+    assert made == [1, 1, 1, 1]

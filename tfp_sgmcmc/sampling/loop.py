@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import tensorflow as tf
 import tensorflow_probability as tfp
@@ -105,7 +106,7 @@ class Loop:
         self._replicas = replicas
         jit_compile = jit_compile and replicas is None
         self._kernel_fn, self._trace_fn, self._view = kernel_fn, trace_fn, view
-        self._start, self._jit_compile = start, jit_compile
+        self._start, self._jit_compile, self._values = start, jit_compile, ()
         #: TensorSpecs of what a draw keeps: state, trace, step size.
         self.kept = (
             tf.function(self._keep, autograph=False)
@@ -117,21 +118,28 @@ class Loop:
         self._graph = tf.function(self._steps, autograph=False, jit_compile=jit_compile)
 
     def __call__(
-        self, position: Position, rows: int, first: int, stride: Any, seed: Any, values: Any = ()
+        self, position: Position, rows: int, first: int, stride: Any, seed: Any, values: Any = None
     ) -> tuple[Position, Any, FiniteCheck]:
-        """Takes steps; `rows = 0` takes none.
+        """Takes steps; `rows = 0` takes none. `values` of None are those of `with_values`.
 
         Returns:
           The new position; the kept values, in the structure of `kept` with a leading axis of at
           least `rows`; and a `FiniteCheck`.
         """
         numbers = tf.constant(rows), tf.constant(first, tf.int64)
+        values = self._values if values is None else values
         given = _tensors(position), *numbers, stride, seed, values
         # A concrete function, because TensorFlow warns when many runs trace a function again.
         with no_numeric_checks():
             graph = self._graph.get_concrete_function(*given)
         tensors, kept, is_finite, lost_at = graph(*given)
         return self._pack(tensors), kept, FiniteCheck(bool(is_finite), int(lost_at))
+
+    def with_values(self, values: Any) -> Self:
+        """Returns a loop that passes these values to `kernel_fn`, and shares the programs."""
+        other = copy.copy(self)
+        other._values = values
+        return other
 
     def trace_of(self, state: Any, results: Any) -> Any:
         """Returns what `trace_fn` returns; `()` without one."""
@@ -270,29 +278,6 @@ def rows_of(kept: Any) -> int:
     """Returns how many draws with these TensorSpecs one call keeps."""
     sizes = [spec.dtype.size * spec.shape.num_elements() for spec in tree.flatten(kept)]
     return max(1, min(_BUFFER_ROWS, _BUFFER_BYTES // max(1, sum(sizes))))
-
-
-def kept_loop(
-    kernel: tfp.mcmc.TransitionKernel,
-    trace_fn: Callable[[Any, Any], Any] | None,
-    start: Position,
-    jit_compile: bool,
-    view: Callable[[Any], Any] | None = None,
-    replicas: Replicas | None = None,
-) -> Loop:
-    """Returns the loop of a kernel, which keeps the last one: another run compiles nothing.
-
-    The arguments are those of `Loop`. The seed, the data and the number of steps may be others.
-    """
-    specs = [None if x is None else (x.shape, x.dtype) for x in tree.flatten(tuple(start))]
-    structure = tree.map_structure(lambda _: 0, tuple(start))
-    key = kernel, trace_fn, view, replicas, jit_compile, str(structure), specs
-    kept = getattr(kernel, "_kept_loop", None)
-    if kept is None or kept[0] != key:
-        loop = Loop(lambda _: kernel, trace_fn, start, jit_compile, view=view, replicas=replicas)
-        kept = key, loop
-        kernel._kept_loop = kept
-    return kept[1]
 
 
 def log_prob_of(results: Any) -> Any:

@@ -25,11 +25,11 @@ from tfp_sgmcmc.sampling.draw_records import (
     open_records,
 )
 from tfp_sgmcmc.sampling.independent_loop import IndependentLoop
+from tfp_sgmcmc.sampling.kept_loop import kept_loop
 from tfp_sgmcmc.sampling.loop import (
     Loop,
     Position,
     chain_shape_of,
-    kept_loop,
     repeat_chains,
     start_of,
     target_of,

@@ -132,7 +132,7 @@ class TestStationaryLaw:
     and the mean square of S states of each have known Gaussian limits.
     """
 
-    EPS, S = 0.01, 8000
+    EPS, S = 0.01, 3000
     FALSE_ALARM = 1e-6 / 8  # over 8 statistics, two-sided
 
     def law(self, prior_scale=0.5):
