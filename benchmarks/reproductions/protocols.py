@@ -194,7 +194,12 @@ PROTOCOLS: dict[str, Protocol] = {
     "blr_shang": Protocol(
         "section 4.2, figure 2, top row: h = 2e-5, 5e-5, 1e-4, A = 1, 10, n = 500, 600 passes at "
         "the smallest h and 300 at the others",
-        chosen=("over which states the mean is taken, here the second half so far", "the start"),
+        chosen=(
+            "over which states the mean is taken, here the second half so far",
+            "the start",
+            "the scale of the projection, with which the noise at a given h grows "
+            "(`blr_shang_marginals`)",
+        ),
     ),
     "blr_shang_marginals": Protocol(
         "section 4.2, figure 2, bottom row: A = 10",
