@@ -110,7 +110,7 @@ def _kept(number: int) -> float:
 
     target = _target(1000, 10)
     draws = np.random.default_rng(1).standard_normal([number // 4, 4, 10]).astype(np.float32)
-    return _seconds(lambda: sgmcmc.report(draws / 1000**0.5, target))
+    return _seconds(lambda: sgmcmc.report({"theta": draws / 1000**0.5}, target))
 
 
 def _whiten(dimension: int) -> float:

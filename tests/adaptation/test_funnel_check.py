@@ -122,3 +122,24 @@ def test_a_posterior_without_a_funnel_is_not_moved() -> None:
     normal = rng.standard_normal([500, 4, 5]) @ rng.standard_normal([5, 5])
     assert funnel_check(log_prob, normal, 1, rng) is None
     assert funnel_check(log_prob, normal[..., :1], 1, rng) is None
+
+
+def half_cauchy(x: np.ndarray) -> np.ndarray:
+    """Returns log densities: v is half-Cauchy, and the others are N(0, 1 + v^2)."""
+    v, squares = x[:, 0], 1 + x[:, 0] ** 2
+    inside = -np.log(squares) * (x.shape[1] + 1) / 2 - (x[:, 1:] ** 2).sum(axis=1) / squares / 2
+    return np.where(v > 0, inside, -np.inf)
+
+
+def test_tails_without_moments_are_not_judged_by_them() -> None:
+    """No draw is beyond 100, where 0.6 % lie, so that the standard deviation means nothing.
+
+    Negative control: no draw is beyond 10, where 6 % lie.
+    """
+    rng = np.random.default_rng(2)
+    for most, told in ((100.0, False), (10.0, True)):
+        v = np.tan(rng.random([1000, 4, 1]) * np.arctan(most))
+        x = np.sqrt(1 + v**2) * rng.standard_normal([1000, 4, 3])
+        found = funnel_check(half_cauchy, np.concatenate([v, x], axis=-1), 1, rng)
+        assert found is not None and found.is_wrong(0.03, ERRORS) == told
+        assert told or abs(found.widening) < 0.2

@@ -284,6 +284,22 @@ def test_independent_draws_that_stick_are_left_to_nuts() -> None:
     assert not target_driver.is_misfit(dataclasses.replace(draws, certify=None), stuck)
 
 
+def test_trajectories_that_diverge_are_made_again_with_a_smaller_step() -> None:
+    """Where nothing else is wrong, and where it does not take long."""
+    diverging = np.arange(400).reshape(100, 4) < 20
+    (flag,) = draw_checks._flags_of_divergences(diverging)
+    assert flag.grade == "wrong" and "20 of 400 trajectories diverged" in flag
+    settings = {"step_size": 0.5}, None, "covariance", np.zeros(1), None, np.zeros([4, 1]), 0, 0, {}
+    choices = Choices("NoUTurnSampler", *settings)
+    kernel = tfp.mcmc.NoUTurnSampler(lambda x: -(x**2) / 2, 0.5)
+    prepared = PreparedKernel(kernel, None, None, choices, ())
+    found = draw_checks.DrawCheck([flag], "", 0.5, {}, only_diverges=True)
+    better = target_driver.next_attempt(prepared, None, 100, found, seconds=1.0)
+    assert better is not None and better.choices.arguments == {"step_size": 0.2}
+    assert better.kernel.parameters["step_size"] == 0.2
+    assert target_driver.next_attempt(prepared, None, 100, found, seconds=30.0) is None
+
+
 def test_the_search_goes_on_nearer_to_the_origin() -> None:
     """Negative control: the search alone stays where the log posterior is flat."""
     target = sgmcmc.MinibatchLogProb(

@@ -11,6 +11,8 @@ ROOMS = (
     "reproductions", "robustness", "scaling_out", "structure", "suite",
 )  # fmt: skip
 MODELS_OF = {  # problems that another room states
+    "accuracy/certificates.py": {"posteriordb"},
+    "cost/growth.py": {"suite"},
     "cost/stream_setup.py": {"accuracy"},
     "cost/time_to_answer.py": {"posteriordb"},
     "robustness/planted.py": {"suite"},

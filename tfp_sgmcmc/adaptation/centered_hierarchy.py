@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
-from tfp_sgmcmc.adaptation.prior_scale import effect_slopes
-from tfp_sgmcmc.internal.nest import State, flatten_events, part_names
+from tfp_sgmcmc.adaptation.noncentering import laws_around
+from tfp_sgmcmc.adaptation.prior_scale import effect_slopes, entry_names
+from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.base import kept_program
 
@@ -25,10 +26,11 @@ class CenteredHierarchy(NamedTuple):
     """Effects whose prior is as wide as a scale says, around a location.
 
     Attributes:
-      effects: the name of the part with most effects.
-      scale: the name of the part that they depend on.
+      effects: the name of the part with most effects; of several levels one for each.
+      scale: the name of the part that they depend on, or of several.
       location: the name of the part that moves them; None if there is none.
-      entries: the places of all effects in a flat state, if their priors are normal given the rest.
+      entries: the places of all effects in a flat state, if their priors given the rest are normal,
+        or a location plus a width times a fixed distribution.
     """
 
     effects: str
@@ -38,11 +40,11 @@ class CenteredHierarchy(NamedTuple):
 
     @property
     def note(self) -> str:
-        """The note of a run that samples the effects as standard normals."""
+        """The note of a run that samples the effects as variables with a fixed prior."""
         return (
             f"The hierarchy is centred: the width of the prior of {self.effects} depends on "
-            f"{self.scale}. So {self.effects} was sampled as its prior's mean plus width times a "
-            "standard normal. The draws are those of the model as it is written."
+            f"{self.scale}. So {self.effects} was sampled as location plus width times z, where "
+            "the prior of z is fixed. The draws are those of the model as it is written."
         )
 
     @property
@@ -117,9 +119,11 @@ def find_centered_hierarchy(
 
 
 def hierarchy_around(problem: MinibatchLogProb, state: State) -> CenteredHierarchy | None:
-    """Returns a centred hierarchy whose effects are normal, by the prior around a state, or None.
+    """Returns a centred hierarchy whose effects can be non-centred, or None.
 
-    It needs no place in the posterior, so it is found before any search, once for each target.
+    Effects have a location and a width that multiplies a fixed distribution, or are normal, by the
+    prior around a state. It needs no place in the posterior, so it is found before any search, once
+    for each target.
     """
     return kept_program(problem, "hierarchy", state, lambda: _hierarchy_around(problem, state))
 
@@ -128,9 +132,27 @@ def _hierarchy_around(problem: MinibatchLogProb, state: State) -> CenteredHierar
     rng, flat = np.random.default_rng(0), flatten_events(state, 0).numpy().astype(np.float64)
     if not 2 <= len(flat) <= _MOST_ENTRIES:
         return None
+    if laws := laws_around(problem, state):
+        names = entry_names(state)
+        effects = _joined(names[law.entries[0]] for law in laws)
+        scale, location = (
+            _joined(names[_most_used(weights)] for law in laws if (weights := law[part]).any())
+            for part in (3, 2)
+        )
+        entries = tuple(sorted(j for law in laws for j in law.entries))
+        return CenteredHierarchy(effects, scale, location or None, entries)
     rows = flat + rng.uniform(-_RADIUS, _RADIUS, [_NUM_ROWS, len(flat)])
     found = find_centered_hierarchy(problem, state, rows)
     return found if found is not None and found.entries else None
+
+
+def _joined(names: Iterable[str]) -> str:
+    return " and ".join(dict.fromkeys(names))
+
+
+def _most_used(weights: np.ndarray) -> int:
+    """Returns the entry that most effects depend on, by weights `[2, effects, D]`."""
+    return int(np.argmax((np.abs(weights).sum(axis=0) > 1e-3).sum(axis=0)))
 
 
 def _apart(falls: np.ndarray, entries: list[int], names: list[str]) -> tuple[int, ...]:
@@ -183,10 +205,3 @@ def _log_curvature(falls: np.ndarray) -> np.ndarray:
 
 def _ranks(x: np.ndarray) -> np.ndarray:
     return np.argsort(np.argsort(x, axis=0), axis=0).astype(np.float64)
-
-
-def entry_names(like: State) -> list[str]:
-    """Returns the name of the part of each entry of a flat state."""
-    names = [name.removeprefix("state").strip("[']") or "theta" for name in part_names(like)]
-    sizes = [x.shape.num_elements() for x in tf.nest.flatten(like)]
-    return [name for name, size in zip(names, sizes, strict=True) for _ in range(size)]

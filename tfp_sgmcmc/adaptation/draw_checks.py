@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.adaptation.centered_hierarchy import entry_names
 from tfp_sgmcmc.adaptation.excess_variance import (
     MOST_WORST,
     ExcessVariance,
@@ -18,8 +17,10 @@ from tfp_sgmcmc.adaptation.excess_variance import (
 )
 from tfp_sgmcmc.adaptation.funnel_check import funnel_check
 from tfp_sgmcmc.adaptation.pilot import Convergence, GradientFit, convergence, gradient_fit
+from tfp_sgmcmc.adaptation.prior_scale import entry_names
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import Certificate
+from tfp_sgmcmc.diagnostics.rounding import rounded_share
 from tfp_sgmcmc.diagnostics.vector_functions import log_prob_of_vectors
 from tfp_sgmcmc.diagnostics.zero_density import zero_density_beyond
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
@@ -31,6 +32,7 @@ _LEAST_RESULTS = 50
 # Errors that sound draws may show: of the relative variance, and in standard deviations.
 _NOTED_EXCESS, _NOTED_SHIFT = 0.04, 0.05
 _MOST_DIVERGENCES = 0.01  # share of draws
+_MOST_ROUNDED = 0.05  # share of draws
 _FUNNEL = 0.03  # of means and standard deviations, by moves along a funnel
 _CERTAIN = 0.05  # by exact weights, of means in standard deviations and of standard deviations
 
@@ -44,6 +46,7 @@ class DrawCheck(NamedTuple):
       lacking: the goal divided by the effective sample size.
       measured: figures of the run for `Choices`.
       certificate: how far the draws are from the posterior; None where it would take long.
+      only_diverges: whether nothing but divergences is wrong.
     """
 
     flags: list[Flag]
@@ -51,6 +54,7 @@ class DrawCheck(NamedTuple):
     lacking: float
     measured: dict[str, Any]
     certificate: Certificate | None = None
+    only_diverges: bool = False
 
     @property
     def is_wrong(self) -> bool:
@@ -80,8 +84,8 @@ def check_draws(
     flat = flatten_events(tf.nest.map_structure(tf.convert_to_tensor, states), 2).numpy()
     found = convergence(flat[..., np.concatenate([x.ravel() for x in varies])])
     flags, measured = flags_of_convergence(found, goal, prepared.remedy), dict[str, Any]()
-    if result.trace is not None:
-        flags += _flags_of_divergences(np.asarray(result.trace["diverging"]))
+    diverging = [] if result.trace is None else _flags_of_divergences(result.trace["diverging"])
+    flags += diverging
     line = (
         f"The draws of all chains are worth {found.ess:.0f} independent ones for the worst "
         f"parameter, and R-hat is {found.rhat:.3f}."
@@ -108,8 +112,10 @@ def check_draws(
     flags += _flags_of_gradients(fit)
     if prepared.choices.sampler == "NoUTurnSampler":
         is_wrong = any(flag.grade == "wrong" for flag in flags)
-        if is_wrong and (causes := _flags_of_zero_density(states, problem)):
-            return DrawCheck(causes, line, goal / found.ess, measured, certificate)
+        causes = (_flags_of_zero_density, _flags_of_rounding) if is_wrong else ()
+        for flags_of in causes:
+            if known := flags_of(states, problem):
+                return DrawCheck(known, line, goal / found.ess, measured, certificate)
         flags += _flags_of_funnel(states, problem, seed, prepared.remedy)
     if prepared.noise is not None:
         c = prepared.choices
@@ -122,7 +128,9 @@ def check_draws(
             f"was at work at {100 * share:.2g} % of them."
         )
         flags += _flags_of_noise(excess, ExcessVariance(*(c.measured_excess or excess)))
-    return DrawCheck(flags, line, goal / found.ess, measured, certificate)
+    wrong = [flag for flag in flags if flag.grade == "wrong"]
+    only_diverges = bool(wrong) and wrong == diverging
+    return DrawCheck(flags, line, goal / found.ess, measured, certificate, only_diverges)
 
 
 def whitened(states: Any, bijector: Any) -> np.ndarray:
@@ -168,8 +176,9 @@ def flags_of_convergence(found: Convergence, goal: float, remedy: str | None = N
     return flags
 
 
-def _flags_of_divergences(diverging: np.ndarray) -> list[Flag]:
+def _flags_of_divergences(diverging: Any) -> list[Flag]:
     """Returns a flag if trajectories of NUTS diverged, as they do where a posterior narrows."""
+    diverging = np.asarray(diverging)
     share = float(diverging.mean())
     if share == 0:
         return []
@@ -214,6 +223,27 @@ def _flags_of_zero_density(states: Any, problem: MinibatchLogProb) -> list[Flag]
             f"Give {name} a bijector whose values all have a positive density. For the end of a "
             "uniform distribution that is tfb.Chain([tfb.Shift(largest), tfb.Exp()]), with the "
             "largest value of the data.",
+        )
+    ]
+
+
+def _flags_of_rounding(states: Any, problem: MinibatchLogProb) -> list[Flag]:
+    """Returns a flag if rounding in float32 decides on the log posterior."""
+    _, draws, log_prob_fn = _flat_draws(states, problem)
+    if draws.dtype != np.float32:
+        return []
+    flat = draws.reshape(-1, draws.shape[-1])
+    share = rounded_share(log_prob_fn, flat, np.random.default_rng(0))
+    if share <= _MOST_ROUNDED:
+        return []
+    return [
+        Flag(
+            "wrong",
+            f"Rounding in float32 decides on the log posterior: at {100 * share:.0f} % of the "
+            "draws it is not finite, or changes by more than 0.5 where all parameters move by a "
+            "ten-thousandth of their standard deviations. A Cholesky factorisation or a difference "
+            "of large numbers does that.",
+            "Give the target dtype='float64' and a float64 start.",
         )
     ]
 

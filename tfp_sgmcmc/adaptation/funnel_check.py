@@ -17,6 +17,7 @@ _LEAST_RATE, _ROUNDS = 0.2, 5  # of logarithms of a width by a deviation, and of
 _ENDS = (0.02, 0.98)  # probabilities of the quantiles beyond which widths change evenly
 _FUNNELS, _LEAST_SHARE = 3, 0.3  # entries that are moved, by their squared rates beside the most
 _TAIL, _LEAST_TAIL = 0.01, 0.005  # the probability of a tail, and its change that may be
+_BULK = (0.05, 0.95)  # tails are cut at twice the distance of these quantiles from them
 _MOST_ENTRIES, _DRAWS_PER_ENTRY = 100, 30  # for which covariances are compared
 
 
@@ -25,7 +26,7 @@ class FunnelCheck(NamedTuple):
 
     Attributes:
       entry: the place of the entry in a flat state.
-      shift: the change of its mean, in standard deviations of the draws.
+      shift: the change of its mean, in standard deviations of the draws. Far tails are cut.
       shift_error: the standard error.
       widening: the relative change of its standard deviation.
       widening_error: the standard error.
@@ -136,12 +137,12 @@ def _moved(
         value = np.where(accepted, there, value)
     after = moved[:, entry]
     low, high = np.quantile(before, [_TAIL, 1 - _TAIL])
-    parts = (
-        after - before,
-        (after**2 - before**2) / 2,
-        (after < low) * 1.0 - (before < low),
-        (after > high) * 1.0 - (before > high),
-    )
+    tails = [
+        1.0 * (sign * after < sign * x) - (sign * before < sign * x)
+        for sign, x in ((1, low), (-1, high))
+    ]
+    before, after = _with_moments(before, after)
+    parts = after - before, (after**2 - before**2) / 2, *tails
     changes = np.stack(parts, axis=-1)
     errors = batch_means_standard_error(changes.reshape(*draws.shape[:2], len(parts)))
     (shift, widening, *tails), tail = changes.mean(axis=0), 2
@@ -149,6 +150,18 @@ def _moved(
         tail = 3
     pairs = [(shift, errors[0]), (widening, errors[1]), (tails[tail - 2], errors[tail])]
     return FunnelCheck(entry, *(float(x) for pair in pairs for x in pair))
+
+
+def _with_moments(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns both in units of the first one's deviation, without tails far beyond the bulk.
+
+    Of tails without moments no error of a mean can be told.
+    """
+    low, high = np.quantile(before, _BULK)
+    ends = low - 2 * (high - low), high + 2 * (high - low)
+    before, after = np.clip(before, *ends), np.clip(after, *ends)
+    center, deviation = before.mean(), before.std()
+    return (before - center) / deviation, (after - center) / deviation
 
 
 def _halves(x: np.ndarray) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Coordinates in which the effects of a centred hierarchy are standard normals."""
+"""Coordinates in which the effects of a centred hierarchy have a fixed prior."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.adaptation.prior_scale import density_of_effects
+from tfp_sgmcmc.adaptation.location_scale import (
+    LocationScale,
+    find_location_scale,
+    parameters_of,
+)
+from tfp_sgmcmc.adaptation.prior_scale import density_of_effects, entry_names
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
@@ -17,24 +22,30 @@ from tfp_sgmcmc.targets.laplace.laplace import vector_bijector
 
 tfb = tfp.bijectors
 
+_MOST_LEVELS = 4  # of effects of effects
+
 
 class NonCentering(tfb.Bijector):
-    r"""Maps standard normals to the effects of a hierarchy, whose prior is normal given the rest.
+    r"""Maps variables z with a fixed prior to the effects of a hierarchy, given the other entries.
+
+    \[ \theta_e = m_e(\theta_{-e}) + w_e(\theta_{-e}) z_e \]
+
+    All other entries stay as they are. A `LocationScale` has m and w in closed form. Without one,
+    the effects' priors are normal given the rest, and the slopes of the log prior give
 
     \[
-    \theta_e = m_e(\theta_{-e}) + w_e(\theta_{-e}) z_e, \qquad
     w_e^{-2} = \partial_e \log p(\theta_e = 0) - \partial_e \log p(\theta_e = 1), \quad
-    m_e = w_e^2 \, \partial_e \log p(\theta_e = 0)
+    m_e = w_e^2 \, \partial_e \log p(\theta_e = 0),
     \]
 
-    All other entries stay as they are. The slopes are those of the user's log prior, so nothing
-    needs to be known of how locations and widths depend on other parameters. Where only the log
-    posterior is known, its slopes give the normal distribution of the effects given data and rest.
+    whatever they depend on. Where only the log posterior is known, its slopes give the normal
+    distribution of the effects given data and rest.
 
     Args:
-      problem: the target, whose log prior gives the slopes.
+      problem: the target.
       like: one unconstrained state.
       entries: the places of the effects in a flat state.
+      law: m and w of the effects, if they are known.
     """
 
     def __init__(
@@ -42,11 +53,12 @@ class NonCentering(tfb.Bijector):
         problem: MinibatchLogProb,
         like: State,
         entries: Sequence[int],
+        law: LocationScale | None = None,
         name: str = "non_centering",
     ):
         parameters = dict(locals())
         flat = flatten_events(like, 0)
-        self._problem, self._like = problem, like
+        self._problem, self._like, self._law = problem, like, law
         self._is_effect = np.isin(np.arange(flat.shape[0]), entries)
         super().__init__(
             forward_min_event_ndims=1, dtype=flat.dtype, parameters=parameters, name=name
@@ -59,6 +71,8 @@ class NonCentering(tfb.Bijector):
 
     def location_and_width(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns m and w of all entries, which are 0 and 1 where there is no effect."""
+        if self._law is not None:
+            return _by_law(self._problem, self._like, self._law, x)
         is_effect, density = tf.constant(self._is_effect), density_of_effects(self._problem)
 
         def slopes(value: float) -> tf.Tensor:
@@ -83,12 +97,68 @@ class NonCentering(tfb.Bijector):
         return tf.reduce_sum(tf.math.log(self.location_and_width(x)[1]), axis=-1)
 
 
+def _by_law(
+    problem: MinibatchLogProb, like: State, law: LocationScale, x: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns locations and widths of all entries of flat states."""
+    weights = np.concatenate([law.location, law.log_width])  # [4, effects, D]
+    used = [np.flatnonzero(part.any(axis=0)) for part in weights]
+    values = [x, x, x, x]
+    if len(used[1]) or len(used[3]):
+        is_effect = np.isin(np.arange(x.shape[-1]), law.entries)
+        values[1] = values[3] = parameters_of(
+            problem, like, tf.where(is_effect, tf.zeros([], x.dtype), x)
+        )
+    parts = []
+    for number, (value, entries) in enumerate(zip(values, used, strict=True)):
+        value = tf.gather(value, entries, axis=-1)
+        value = tf.math.log(value) if number == 3 else value
+        to_all = np.zeros([x.shape[-1], len(entries)])
+        to_all[list(law.entries)] = weights[number][:, entries]
+        parts.append(tf.linalg.matvec(tf.constant(to_all, x.dtype), value))
+    offset = np.zeros(x.shape[-1])
+    offset[list(law.entries)] = law.offset
+    return tf.constant(offset, x.dtype) + parts[0] + parts[1], tf.exp(parts[2] + parts[3])
+
+
+def laws_around(problem: MinibatchLogProb, state: State) -> tuple[LocationScale, ...]:
+    """Returns the laws of effects, then of what remains, as effects of effects; found once."""
+    return kept_program(problem, "laws of effects", state, lambda: _laws(problem, state))
+
+
+def _laws(problem: MinibatchLogProb, state: State) -> tuple[LocationScale, ...]:
+    names, laws = entry_names(state), list[LocationScale]()
+    rest = tuple(range(len(names)))
+    while problem.has_prior and rest and len(laws) < _MOST_LEVELS:
+        law = find_location_scale(problem, state, names, rest)
+        if law is None:
+            break
+        laws.append(law)
+        rest = tuple(j for j in rest if j not in law.entries)
+        problem, state = _changed(problem, state, law.entries, law)
+    return tuple(laws)
+
+
 def noncentered(
     problem: MinibatchLogProb, state: State, entries: Sequence[int]
 ) -> tuple[MinibatchLogProb, tf.Tensor]:
-    """Returns the target of flat states whose `entries` are standard normals, and such a state."""
-    step = NonCentering(problem, state, entries)
+    """Returns the target of flat states whose `entries` have a fixed prior, and such a state."""
+    laws = laws_around(problem, state)
+    if {j for law in laws for j in law.entries} == {*entries}:
+        for law in laws:
+            problem, state = _changed(problem, state, law.entries, law)
+    else:
+        problem, state = _changed(problem, state, entries)
+    kept_program(problem, "hierarchy", state, lambda: None)  # it need not be looked for again
+    return problem, state
+
+
+def _changed(
+    problem: MinibatchLogProb,
+    state: State,
+    entries: Sequence[int],
+    law: LocationScale | None = None,
+) -> tuple[MinibatchLogProb, tf.Tensor]:
+    step = NonCentering(problem, state, entries, law)
     other = problem.with_bijector(vector_bijector(problem.bijector, state, [step]))
-    at = step.inverse(flatten_events(state, 0))
-    kept_program(other, "hierarchy", at, lambda: None)  # it need not be looked for again
-    return other, at
+    return other, step.inverse(flatten_events(state, 0))

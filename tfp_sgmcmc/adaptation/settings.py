@@ -201,6 +201,13 @@ class PreparedKernel:
     def with_choices(self, **changes: Any) -> PreparedKernel:
         return dataclasses.replace(self, choices=dataclasses.replace(self.choices, **changes))
 
+    def with_step_size(self, factor: float) -> PreparedKernel:
+        """Returns the same sampler, such as NUTS, with a step of so many times the size."""
+        arguments = {**self.choices.arguments}
+        arguments["step_size"] *= factor
+        kernel = type(self.kernel)(self.kernel.target_log_prob_fn, **arguments)
+        return dataclasses.replace(self, kernel=kernel).with_choices(arguments=arguments)
+
 
 def settled(flags: tuple[Flag, ...], choices: Choices, draws_are_wrong: bool) -> tuple[Flag, ...]:
     """Returns the flags that hold before a run after its draws were checked.

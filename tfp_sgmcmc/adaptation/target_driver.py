@@ -41,6 +41,7 @@ _FEWEST_ENTRIES = 20_000  # N D; a gradient of fewer costs about what a step's o
 _MOST_RUNS = 3
 _MISFIT = "the proposals of independent draws do not reach all of the posterior"
 _MOST_LACKING = 3.0  # independent draws are made again with so many times the steps at most
+_SMALLER_STEP = 0.4  # beside the step with which trajectories of NUTS diverged
 _MOST_SECONDS = 60.0  # of sampling, for draws that are made again because they are slow
 
 
@@ -337,12 +338,16 @@ def next_attempt(
 ) -> PreparedKernel | None:
     """Returns the kernel to run after flagged draws, or None if nothing else would help.
 
-    If draws are too dependent, fewer of the states are kept, if that takes a minute at most. Draws
-    that are wrong although the noise is known to be small are made again with all examples.
+    If trajectories of NUTS diverged and nothing else is wrong, its step becomes smaller. If draws
+    are too dependent, fewer of the states are kept. Neither is done if it takes over a minute.
+    Draws that are wrong although the noise is known to be small are made again with all examples.
 
     Raises:
       NotNearGaussian: HMC with all examples does not work either.
     """
+    if found.only_diverges:
+        is_short = seconds / _SMALLER_STEP <= _MOST_SECONDS
+        return prepared.with_step_size(_SMALLER_STEP) if is_short else None
     if found.lacking > 1:
         times = min(8, int(found.lacking) + 1)
         if times * seconds > _MOST_SECONDS:

@@ -262,7 +262,11 @@ class MinibatchLogProb(ModelTarget):
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         state = convert_state(state_from_call(args, kwargs))
         if self.chunk_size >= self.num_examples:
-            return self.log_prior(state) + self._sum_of_slice(state, 0, self.num_examples)
+            kept = self._parameters(state)  # bijectors remember what is not yet deleted
+            prior = self.log_prior(state)
+            likelihood = self._sum_of_slice(state, 0, self.num_examples, prior.shape)
+            del kept
+            return prior + likelihood
         return self.log_prior(state) + with_given_gradient(
             lambda s: self.sum_over_chunks(s, self.chunk_size), state
         )
@@ -421,13 +425,15 @@ class MinibatchLogProb(ModelTarget):
         found = sum_over_chunks(self._sum_of_slice, state, self.num_examples, size, probe)
         return found[:2] if probe is None else found
 
-    def _sum_of_slice(self, state: State, start: Any, size: int) -> tf.Tensor:
+    def _sum_of_slice(
+        self, state: State, start: Any, size: int, chain_shape: Any = None
+    ) -> tf.Tensor:
         # tf.slice has a static size: XLA knows no fixed shape for x[start : start + size].
         chunk = tf.nest.map_structure(
             lambda x: tf.slice(x, [start] + [0] * (x.shape.rank - 1), [size, *x.shape[1:]]),
             self._data,
         )
-        return tf.reduce_sum(self.log_likelihood(state, chunk, size), axis=-1)
+        return tf.reduce_sum(self.log_likelihood(state, chunk, size, chain_shape), axis=-1)
 
     def rows(self, indices: tf.Tensor) -> Any:
         """Returns the examples with the given indices, `[..., n]`, as leaves `[..., n, ...]`."""

@@ -1,0 +1,33 @@
+"""Rounding that decides on a log density is told from a log density that is smooth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfp_sgmcmc.diagnostics.rounding import rounded_share
+
+PLACES = np.linspace(-10, 10, 11)
+
+
+@pytest.mark.parametrize("dtype, told", [(np.float32, True), (np.float64, False)])
+def test_a_factor_of_a_nearly_singular_matrix_is_rounding(dtype: type, told: bool) -> None:
+    """A Gaussian process with 1e-10 on the diagonal, which float32 cannot add to 1."""
+
+    def log_prob(log_length: np.ndarray) -> np.ndarray:
+        scaled = (PLACES - PLACES[:, np.newaxis]) / np.exp(log_length[..., np.newaxis])
+        covariance = np.exp(-(scaled**2) / 2) + 1e-10 * np.eye(11)
+        factor = tf.linalg.cholesky(tf.constant(covariance, dtype)).numpy()
+        return -(factor.sum(axis=-1) ** 2).sum(axis=-1) / 2
+
+    rng = np.random.default_rng(0)
+    draws = (np.log(6.0) + 0.2 * rng.standard_normal([500, 1])).astype(dtype)
+    assert (rounded_share(log_prob, draws, rng) > 0.05) == told
+
+
+def test_a_smooth_density_is_not() -> None:
+    """Fifty entries of N(0, 1), in float32."""
+    rng = np.random.default_rng(0)
+    draws = rng.standard_normal([500, 50]).astype(np.float32)
+    assert rounded_share(lambda x: -(x**2).sum(axis=-1) / 2, draws, rng) == 0
