@@ -16,7 +16,6 @@ from tfp_sgmcmc.targets.base import ExpansionError, value_and_gradient
 from tfp_sgmcmc.targets.laplace.mode import check_single_state, find_center
 from tfp_sgmcmc.targets.laplace.quadratic import (
     hessian_products,
-    matrices,
     root_of_inverse,
     to_unit_diagonal,
 )
@@ -148,7 +147,7 @@ def draw_pool(
         start, _ = find_center(pilot, state)
     theta = flatten_events(start, 0).numpy().astype(np.float64)
     products = hessian_products(pilot, start)
-    curvature = -matrices(products, theta.astype(_dtype(state).as_numpy_dtype)).posterior
+    curvature = -products.matrices(theta.astype(_dtype(state).as_numpy_dtype)).posterior
     factor = _factor(curvature)
     found, done = parts.run(SumGradients(as_arrays(start), jit_compile))
     passes.append(done)
