@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
-from tfp_sgmcmc.internal.xla import num_parallel_programs, traced
+from tfp_sgmcmc.internal.xla import num_parallel_programs, traced_once
 from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
@@ -77,7 +77,7 @@ class BlockDerivatives:
         if self._is_linear:
             of_block = LinearBlocks(model, like).sums_and_norms
         name = f"sums of {size} rows, {with_hessian=}, {jit_compile=}"
-        self._compiled = kept_program(model, name, like, lambda: traced(of_block, jit_compile))
+        self._compiled = kept_program(model, name, like, lambda: traced_once(of_block, jit_compile))
         self._ones = tf.ones([size], self._dtype)
 
     def __call__(self, theta: np.ndarray, rows: Any, weights: np.ndarray | None = None) -> Sums:
@@ -147,28 +147,47 @@ def map_blocks(
     """Yields each block of a pass, the number of its rows, and `of_block(block, weights)`.
 
     All blocks have `size` rows, and weights None, which stands for ones. The last one is filled up
-    with copies of a row, whose weights are zero. Blocks are evaluated in threads, and yielded in
-    the order of the data.
+    with copies of a row, whose weights are zero. Blocks are evaluated by as many threads as there
+    are cores besides the one that reads, and yielded in the order of the data.
     """
-    workers, window, seen = num_parallel_programs(), collections.deque[Any](), 0
+    seen = 0
+    for rows, count, found in _in_threads(of_block, _filled_blocks(target, size)):
+        yield rows, count, found
+        seen += count
+        show(seen)
+
+
+def _filled_blocks(
+    target: StreamedLogProb, size: int
+) -> Iterator[tuple[Any, int, np.ndarray | None]]:
+    """Yields blocks of `size` rows, the numbers of those from the data, and weights."""
+    for rows in target.blocks(size):
+        count, weights = len(tf.nest.flatten(rows)[0]), None
+        if count < size:
+            weights = (np.arange(size) < count).astype(np.float64)
+            rows = tf.nest.map_structure(lambda x: filled(x, size), rows)
+        yield rows, count, weights
+
+
+def _in_threads(
+    of_block: Callable[[Any, np.ndarray | None], Any],
+    blocks: Iterator[tuple[Any, int, np.ndarray | None]],
+) -> Iterator[tuple[Any, int, Any]]:
+    workers = num_parallel_programs() - 1  # a core reads
+    if workers < 2:
+        for rows, count, weights in blocks:
+            yield rows, count, of_block(rows, weights)
+        return
+    window = collections.deque[Any]()
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         try:
-            for rows in target.blocks(size):
-                count = len(tf.nest.flatten(rows)[0])
-                weights = None
-                if count < size:
-                    weights = (np.arange(size) < count).astype(np.float64)
-                    rows = tf.nest.map_structure(lambda x: filled(x, size), rows)
+            for rows, count, weights in blocks:
                 window.append((rows, count, pool.submit(of_block, rows, weights)))
                 if len(window) > workers:
                     block, num_rows, future = window.popleft()
                     yield block, num_rows, future.result()
-                    seen += num_rows
-                    show(seen)
             for block, num_rows, future in window:
                 yield block, num_rows, future.result()
-                seen += num_rows
-                show(seen)
         finally:
             for *_, future in window:
                 future.cancel()

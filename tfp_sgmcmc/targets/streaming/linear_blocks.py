@@ -15,19 +15,31 @@ NUM_PAIRS = 4  # of draws, each with its mirror image
 
 
 class Draws(NamedTuple):
-    """The center `[D]`, z `[K, D]`, the draws less the center `[K, D]`, and L `[D, D]`."""
+    """The center `[D]`, z `[K, D]`, the draws less the center `[K, D]`, and L `[D, D]`.
+
+    `stacked` has the center, the draws and the columns of L as its rows. Programs take it as an
+    argument, because XLA multiplies matrices that a program puts together several times slower.
+    """
 
     center: tf.Tensor
     z: tf.Tensor
     offsets: tf.Tensor
     factor: tf.Tensor
+    stacked: tf.Tensor
+
+    @classmethod
+    def of(
+        cls, center: Any, z: np.ndarray, offsets: np.ndarray, factor: np.ndarray, dtype: tf.DType
+    ) -> Self:
+        stacked = np.concatenate([center[np.newaxis], center + offsets, factor.T])
+        return cls(*(tf.constant(x, dtype) for x in (center, z, offsets, factor, stacked)))
 
     @classmethod
     def all_at(cls, theta: np.ndarray, dtype: tf.DType) -> Self:
         """Returns draws that are the center, for which remainders vanish."""
         dim = len(theta)
-        zeros = tf.zeros([2 * NUM_PAIRS, dim], dtype)
-        return cls(tf.constant(theta, dtype), zeros, zeros, tf.zeros([dim, dim], dtype))
+        zeros = np.zeros([2 * NUM_PAIRS, dim])
+        return cls.of(theta, zeros, zeros, np.zeros([dim, dim]), dtype)
 
 
 class Expansions(NamedTuple):
@@ -79,11 +91,8 @@ class LinearBlocks:
 
     def expansions(self, at: Draws, rows: Any) -> Expansions:
         jacobian, origin = self._predictor(rows)
-        states = at.center + at.offsets
-        # One product for all predictors and directions.
-        left = tf.concat([at.center[tf.newaxis], states, tf.transpose(at.factor)], axis=0)
-        product = tf.linalg.matmul(left, jacobian, transpose_b=True)
-        count = 1 + states.shape[0]
+        product = tf.linalg.matmul(at.stacked, jacobian, transpose_b=True)
+        count = 1 + at.offsets.shape[0]
         eta = origin + product[:count]
         linear = self._model.linear_model
         assert linear is not None

@@ -13,7 +13,7 @@ from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.laplace.mode import find_center
-from tfp_sgmcmc.targets.laplace.newton import newton_ascent
+from tfp_sgmcmc.targets.laplace.newton import NEAR_ENOUGH, newton_ascent
 from tfp_sgmcmc.targets.laplace.quadratic import hessian_products, matrices
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums, filled
@@ -63,6 +63,7 @@ def pilot_mode(
             flat.numpy().astype(np.float64),
             _MOST_STEPS,
             float(np.finfo(flat.dtype.as_numpy_dtype).eps),
+            NEAR_ENOUGH,
         )
         if ascent is not None and ascent.is_mode:
             return ascent.theta, -hessian_and_gradient(ascent.theta)[0]

@@ -67,8 +67,7 @@ class RowRemainders:
         self._dim = flat.shape[0]
         half = random.normal([NUM_PAIRS, self._dim], tf.float64, seed).numpy()
         z = np.concatenate([half, -half])
-        numbers = flat, z, (shift + z) @ factor.T, factor
-        self.at = Draws(*(tf.constant(x, flat.dtype) for x in numbers))
+        self.at = Draws.of(flat.numpy(), z, (shift + z) @ factor.T, factor, flat.dtype)
         is_linear = is_simple(model)
         blocks = LinearBlocks(model, center) if is_linear else _BlockRemainders(model, center)
         each = self._dim * (1 if is_linear else 2 * NUM_PAIRS)
