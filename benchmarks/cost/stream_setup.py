@@ -100,6 +100,7 @@ def run(
     num_examples: tuple[int, ...] = (100_000, 1_000_000, 10_000_000),
     num_features: tuple[int, ...] = (10, 100),
     repeats: int = 3,
+    most_numbers: int = 200_000_000,
 ) -> Iterator[Row]:
     """Measures the set-up.
 
@@ -107,9 +108,10 @@ def run(
       num_examples: N, at most 1,000,000 or a multiple of that.
       num_features: D.
       repeats: rounds of up to 1,000,000 rows.
+      most_numbers: N D, beyond which a case is left out.
     """
     for dim in num_features:
-        for total in num_examples:
+        for total in (n for n in num_examples if n * dim <= most_numbers):
             with tempfile.TemporaryDirectory() as name:
                 folder = Path(name)
                 options = "linear", "shuffled", min(total, _MOST_ROWS), dim, 20, 2
