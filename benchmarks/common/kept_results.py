@@ -19,7 +19,7 @@ def kept_result(
     """Returns the result `name` of `folder`, or that of `make()`, which is then written there.
 
     Results are written as JSON; `read` makes one of what JSON gives back, which has lists for
-    tuples. Without a folder, an empty string, nothing is kept.
+    tuples and arrays. Without a folder, an empty string, nothing is kept.
     """
     if not folder:
         return make()
@@ -28,5 +28,5 @@ def kept_result(
         return read(json.loads(path.read_text(encoding="utf-8")))
     found = make()
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1, default=lambda x: x.item()), encoding="utf-8")
+    path.write_text(json.dumps(found, indent=1, default=lambda x: x.tolist()), encoding="utf-8")
     return found

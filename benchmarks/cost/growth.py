@@ -81,17 +81,19 @@ def _target(num_examples: int, dimension: int, parts: int = 1) -> Any:
 
     x = np.random.default_rng(0).standard_normal([num_examples, dimension]).astype(np.float32)
 
-    def log_likelihood(*state: tf.Tensor) -> tf.Tensor:
-        *theta, batch = state
-        joined = tf.concat(theta, axis=-1) if parts > 1 else theta[0]
-        return -0.5 * tf.reduce_sum((batch - joined[..., tf.newaxis, :]) ** 2, axis=-1)
+    def log_prior(theta: tf.Tensor) -> tf.Tensor:
+        return -0.5 * tf.reduce_sum(theta**2, axis=-1)
 
-    return sgmcmc.MinibatchLogProb(
-        lambda *theta: sum(-0.5 * tf.reduce_sum(x**2, axis=-1) for x in theta),
-        log_likelihood,
-        x,
-        min(100, num_examples),
-    )
+    def log_likelihood(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+        return -0.5 * tf.reduce_sum((batch - theta[..., tf.newaxis, :]) ** 2, axis=-1)
+
+    functions: tuple[Callable[..., Any], ...] = log_prior, log_likelihood
+    if parts > 1:
+        functions = (
+            lambda *theta: sum(log_prior(part) for part in theta),
+            lambda *state: log_likelihood(tf.concat(state[:-1], axis=-1), state[-1]),
+        )
+    return sgmcmc.MinibatchLogProb(*functions, x, min(100, num_examples))
 
 
 def _parts(number: int) -> float:
@@ -114,11 +116,23 @@ def _kept(number: int) -> float:
 
 
 def _whiten(dimension: int) -> float:
+    """Of a logistic regression with 10,000 rows."""
     import tensorflow as tf
 
     import tfp_sgmcmc as sgmcmc
 
-    target = _target(10_000, dimension)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal([10_000, dimension]).astype(np.float32)
+    y = rng.integers(2, size=len(x)).astype(np.float32)
+
+    def log_likelihood(theta: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        x, y = batch
+        z = tf.linalg.matvec(x, theta)
+        return y * z - tf.nn.softplus(z)
+
+    target = sgmcmc.MinibatchLogProb(
+        lambda theta: -0.5 * tf.reduce_sum(theta**2, axis=-1), log_likelihood, (x, y), 100
+    )
     return _seconds(lambda: sgmcmc.whiten(target, tf.zeros([dimension])))
 
 

@@ -32,8 +32,6 @@ one start and one chain, which is not known.
 from __future__ import annotations
 
 import functools
-import pickle
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -41,6 +39,7 @@ import numpy as np
 import datasets
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common import drbm, drbm_sums
+from benchmarks.common.kept_results import kept_result
 from benchmarks.reproductions import against_passes
 from benchmarks.reproductions.against_passes import Curve, Make, curves, paired, pairs
 from benchmarks.reproductions.experiment import UNDECIDED, Claim, Experiment, main
@@ -117,11 +116,8 @@ def run(
         start = drbm.initial(hidden, x.shape[1], int(y_test.max()) + 1, seed)
         found[name] = []
         for sampler, make in SAMPLERS.items():
-            path = Path(keep) / f"{name} {sampler}.pickle"
-            if keep and path.exists():
-                found[name] += pickle.loads(path.read_bytes())
-                continue
-            made = curves(
+            sample = functools.partial(
+                curves,
                 target,
                 start,
                 functools.partial(errors_of_mean, x=x_test, y=y_test),
@@ -131,11 +127,12 @@ def run(
                 num_passes[i] or problem.num_passes,
                 seed,
             )
-            found[name] += made
-            if keep:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(pickle.dumps(made))
+            found[name] += kept_result(keep, f"{name} {sampler}", sample, _curves)
     return found
+
+
+def _curves(kept: list[Any]) -> list[Curve]:
+    return [Curve(*c[:3], *(np.asarray(x, np.float64) for x in c[3:])) for c in kept]
 
 
 def errors_of_mean(states: Any, x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -106,8 +106,8 @@ def save(
     name = module_name(experiment)
     folder.mkdir(parents=True, exist_ok=True)
     options = [a for a in sys.argv[1:] if a != "--quick"]
-    if "--folder" in options:
-        at = options.index("--folder")
+    for name_of_folder in {"--folder", "--keep"}.intersection(options):
+        at = options.index(name_of_folder)
         del options[at : at + 2]
     form = ["--quick"] if quick else []
     record = {

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
+from tfp_sgmcmc.adaptation.location_scale import dependence
 from tfp_sgmcmc.adaptation.noncentering import laws_around
 from tfp_sgmcmc.adaptation.prior_scale import effect_slopes, entry_names
 from tfp_sgmcmc.internal.nest import State, flatten_events
@@ -129,9 +131,20 @@ def hierarchy_around(problem: MinibatchLogProb, state: State) -> CenteredHierarc
 
 
 def _hierarchy_around(problem: MinibatchLogProb, state: State) -> CenteredHierarchy | None:
-    rng, flat = np.random.default_rng(0), flatten_events(state, 0).numpy().astype(np.float64)
+    flat = flatten_events(state, 0).numpy().astype(np.float64)
     if not 2 <= len(flat) <= _MOST_ENTRIES:
         return None
+    try:
+        if problem.has_prior and not dependence(problem, state).any():
+            return None
+        return _by_slopes(problem, state, flat)
+    except tf.errors.OpError:  # as of a factorisation that fails: these slopes are not known
+        return None
+
+
+def _by_slopes(
+    problem: MinibatchLogProb, state: State, flat: np.ndarray
+) -> CenteredHierarchy | None:
     if laws := laws_around(problem, state):
         names = entry_names(state)
         effects = _joined(names[law.entries[0]] for law in laws)
@@ -141,6 +154,7 @@ def _hierarchy_around(problem: MinibatchLogProb, state: State) -> CenteredHierar
         )
         entries = tuple(sorted(j for law in laws for j in law.entries))
         return CenteredHierarchy(effects, scale, location or None, entries)
+    rng = np.random.default_rng(0)
     rows = flat + rng.uniform(-_RADIUS, _RADIUS, [_NUM_ROWS, len(flat)])
     found = find_centered_hierarchy(problem, state, rows)
     return found if found is not None and found.entries else None
@@ -158,7 +172,7 @@ def _most_used(weights: np.ndarray) -> int:
 def _apart(falls: np.ndarray, entries: list[int], names: list[str]) -> tuple[int, ...]:
     """Returns the entries of parts, the largest first, given which no entry moves another one."""
     found = list[int]()
-    for name in sorted({*names}, key=names.count, reverse=True):
+    for name in sorted(dict.fromkeys(names), key=names.count, reverse=True):
         more = [*found, *(j for j, of in zip(entries, names, strict=True) if of == name)]
         block = np.abs(falls[:, more][:, :, more])
         diagonal = np.diagonal(block, axis1=-2, axis2=-1)

@@ -30,7 +30,6 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
     hessian_products,
     inverse,
     least_eigenvalue,
-    matrices,
     quadratic_of,
     root_of_inverse,
     to_unit_diagonal,
@@ -164,13 +163,13 @@ def _newton(problem: MinibatchLogProb, center: State) -> tuple[State, Hessians, 
     """
     products = hessian_products(problem, center)
     flat = flatten_events(center, 0).numpy()
-    found, count = matrices(products, flat), 1
+    found, count = products.matrices(flat), 1
     step, length = _step(found)
     for _ in range(_NEWTON_STEPS if len(flat) <= MOST_NEWTON_DIMENSIONS else 0):
         if not _NEAR < length < np.inf:
             break
         moved = (flat + step).astype(flat.dtype)
-        there, count = matrices(products, moved), count + 1
+        there, count = products.matrices(moved), count + 1
         step, shorter = _step(there)
         if not shorter < 0.5 * length:
             break
@@ -230,7 +229,7 @@ def whiten_at_draws(problem: MinibatchLogProb, before: Coordinates, z: np.ndarra
     center, offsets = state_at(mean, before.center), theta - mean
     slopes = prior_slopes(problem, before.center, theta)
     curvature = -(offsets * slopes).mean(axis=0) / np.maximum(offsets.var(axis=0), 1e-300)
-    found = matrices(hessian_products(problem, center), flatten_events(center, 0).numpy())
+    found = hessian_products(problem, center).matrices(flatten_events(center, 0).numpy())
     precision = with_prior_curvature(found, curvature)
     return _by_precision(problem, center, found, precision, "pilot", before.num_passes)
 
@@ -243,7 +242,7 @@ def whiten_by_normal(
     The likelihood's Hessian is evaluated at the mean.
     """
     center = state_at(mean, before.center)
-    found = matrices(hessian_products(problem, center), flatten_events(center, 0).numpy())
+    found = hessian_products(problem, center).matrices(flatten_events(center, 0).numpy())
     precision = inverse(factor @ factor.T)
     return _by_precision(problem, center, found, precision, "pilot", before.num_passes)
 

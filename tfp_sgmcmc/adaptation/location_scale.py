@@ -10,12 +10,14 @@ import tensorflow as tf
 from tfp_sgmcmc.adaptation.prior_scale import prior_slopes, state_at
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
+from tfp_sgmcmc.targets.base import kept_program
 
 _RADIUS = 2.0  # of uniform states around one
 _OFFSETS = (0.0, 0.1, 0.7, 3.0, 15.0, 100.0)  # of an effect from those states
 _MOST_OFFSET = {tf.float32: 15.0, tf.float64: 100.0}
 _MOST_NUMBERS = 4e6  # slopes that are evaluated at once
 _FEWEST_ROWS, _MOST_ROWS, _LEAST_POINTS = 4, 8, 6
+_STEP, _STEP_ROWS = 0.3, 4  # of an entry that may change slopes, and the states where it is made
 # Relative residuals that rounding explains, and parts of slopes that are above it.
 _ROUNDING = {tf.float32: (2e-3, 2e-2), tf.float64: (1e-7, 1e-5)}
 
@@ -44,7 +46,11 @@ class LocationScale(NamedTuple):
 
 
 def find_location_scale(
-    problem: MinibatchLogProb, state: State, names: list[str], only: tuple[int, ...] | None = None
+    problem: MinibatchLogProb,
+    state: State,
+    names: list[str],
+    only: tuple[int, ...] | None = None,
+    model: tuple[MinibatchLogProb, State] | None = None,
 ) -> LocationScale | None:
     r"""Returns effects whose prior is that of a location plus a width times z, or None.
 
@@ -64,14 +70,13 @@ def find_location_scale(
       state: one unconstrained state.
       names: the name of the part of each entry of a flat state.
       only: entries that may be effects; None for all.
+      model: the target and state whose parameters are c; None for `problem` and `state`. In
+        coordinates of a law that was found before, all but its effects have the same parameters.
     """
     flat = flatten_events(state, 0).numpy().astype(np.float64)
     dim, dtype = len(flat), tf.nest.flatten(state)[0].dtype
-    rounding = _ROUNDING[dtype]
-    rows = flat + np.random.default_rng(0).uniform(-_RADIUS, _RADIUS, [_MOST_ROWS, dim])
-    candidates = _moving(problem, state, rows[:2], rounding[1])
-    if only is not None:
-        candidates = candidates[np.isin(candidates, only)]
+    rounding, rows = _ROUNDING[dtype], _rows_around(flat, _MOST_ROWS)
+    candidates, stand_for = _candidates(dependence(problem, state), names, only)
     if not len(candidates):
         return None
     most = _MOST_OFFSET[dtype]  # farther away rounding hides what is near
@@ -79,11 +84,11 @@ def find_location_scale(
     size = len(candidates) * len(offsets) * dim
     rows = rows[: int(np.clip(_MOST_NUMBERS / size, _FEWEST_ROWS, _MOST_ROWS))]
     found = _Motions(problem, state, rows, candidates, offsets, rounding)
-    apart = found.apart([names[j] for j in candidates])
+    apart = found.apart([names[j] for j in candidates], stand_for)
     if not apart:
         return None
     others = np.setdiff1d(np.arange(dim), candidates[apart])
-    features = _Features(problem, state, rows, others)
+    features = _Features(*(model or (problem, state)), rows, others)
     laws = {int(candidates[i]): features.law(found, i, rows, rounding[0]) for i in apart}
     entries = tuple(sorted(e for e, law in laws.items() if law is not None))
     if not entries:
@@ -107,15 +112,44 @@ def parameters_of(problem: MinibatchLogProb, like: State, flat: tf.Tensor) -> tf
     return flatten_events(tf.nest.pack_sequence_as(state, same), lead)
 
 
-def _moving(problem: MinibatchLogProb, like: State, rows: np.ndarray, least: float) -> np.ndarray:
-    """Returns the entries that the prior's slope along another entry depends on."""
-    dim = rows.shape[-1]
-    ends = np.concatenate([rows[:, np.newaxis], rows[:, np.newaxis] + 0.3 * np.eye(dim)], axis=1)
-    slopes = prior_slopes(problem, like, ends.reshape(-1, dim)).reshape(ends.shape)
+def dependence(problem: MinibatchLogProb, state: State) -> np.ndarray:
+    """Returns whether the prior's slope along another entry depends on an entry, `[D, D]`."""
+    return kept_program(problem, "dependence", state, lambda: _dependence(problem, state))
+
+
+def _dependence(problem: MinibatchLogProb, state: State) -> np.ndarray:
+    rows = _rows_around(flatten_events(state, 0).numpy().astype(np.float64), _STEP_ROWS)
+    dim, least = rows.shape[-1], _ROUNDING[tf.nest.flatten(state)[0].dtype][1]
+    ends = np.concatenate([rows[:, np.newaxis], rows[:, np.newaxis] + _STEP * np.eye(dim)], axis=1)
+    slopes = prior_slopes(problem, state, ends.reshape(-1, dim)).reshape(ends.shape)
     with np.errstate(all="ignore"):
         change = np.abs(slopes[:, 1:] - slopes[:, :1]) > least * np.abs(slopes[:, :1])
-    change[:, np.arange(dim), np.arange(dim)] = False
-    return np.flatnonzero(change.any(axis=(0, 2)))
+    return change.any(axis=0) & ~np.eye(dim, dtype=bool)
+
+
+def _rows_around(flat: np.ndarray, count: int) -> np.ndarray:
+    """Returns states around one, `[count, D]`, of which a smaller count gives the first ones."""
+    return flat + np.random.default_rng(0).uniform(-_RADIUS, _RADIUS, [count, len(flat)])
+
+
+def _candidates(
+    depends: np.ndarray, names: list[str], only: tuple[int, ...] | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns entries that may be effects, and how many each of them stands for.
+
+    Entries of a part that depend on each other, as those of a Gaussian process, are no effects, and
+    the first of them shows whether they look like effects one by one.
+    """
+    entries = np.flatnonzero(depends.any(axis=1))
+    if only is not None:
+        entries = entries[np.isin(entries, only)]
+    of = np.array(names)[entries]
+    within = depends[np.ix_(entries, entries)] & (of[:, np.newaxis] == of)
+    crowded = (within | within.T).any(axis=1)
+    first = [np.flatnonzero(crowded & (of == name))[:1] for name in np.unique(of[crowded])]
+    picked = np.sort(np.concatenate([np.flatnonzero(~crowded), *first]).astype(int))
+    sizes = [np.sum(crowded & (of == of[i])) if crowded[i] else 1 for i in picked]
+    return entries[picked], np.array(sizes, dtype=int)
 
 
 class _Motions:
@@ -173,14 +207,16 @@ class _Motions:
         enough = self.usable.sum(axis=0) >= _FEWEST_ROWS
         self._is_effect = is_explained.all(axis=(0, 2)) & self.widened.any(axis=-1) & enough
 
-    def apart(self, names: list[str]) -> list[int]:
+    def apart(self, names: list[str], stand_for: np.ndarray) -> list[int]:
         """Returns effects, those of the largest parts first, none of which moves another one."""
-        effects, found = np.flatnonzero(self._is_effect), list[int]()
-        of = [names[i] for i in effects]
-        for name in sorted({*of}, key=of.count, reverse=True):
+        effects, found, sizes = np.flatnonzero(self._is_effect), list[int](), dict[str, int]()
+        for i in effects:
+            sizes[names[i]] = sizes.get(names[i], 0) + int(stand_for[i])
+        for name in sorted(sizes, key=lambda name: -sizes[name]):
             more = [*found, *(int(i) for i in effects if names[i] == name)]
             between = self.moved[np.ix_(more, self._candidates[more])]
-            if not (between & ~np.eye(len(more), dtype=bool)).any():
+            is_apart = not (between & ~np.eye(len(more), dtype=bool)).any()
+            if is_apart and (stand_for[more] == 1).all():
                 found = more
             elif not found:  # correlated effects: what is given them is no effect
                 return []

@@ -112,7 +112,7 @@ def _by_law(
     parts = []
     for number, (value, entries) in enumerate(zip(values, used, strict=True)):
         value = tf.gather(value, entries, axis=-1)
-        value = tf.math.log(value) if number == 3 else value
+        value = tf.math.log(tf.abs(value)) if number == 3 else value
         to_all = np.zeros([x.shape[-1], len(entries)])
         to_all[list(law.entries)] = weights[number][:, entries]
         parts.append(tf.linalg.matvec(tf.constant(to_all, x.dtype), value))
@@ -127,15 +127,15 @@ def laws_around(problem: MinibatchLogProb, state: State) -> tuple[LocationScale,
 
 
 def _laws(problem: MinibatchLogProb, state: State) -> tuple[LocationScale, ...]:
-    names, laws = entry_names(state), list[LocationScale]()
+    names, laws, model = entry_names(state), list[LocationScale](), (problem, state)
     rest = tuple(range(len(names)))
     while problem.has_prior and rest and len(laws) < _MOST_LEVELS:
-        law = find_location_scale(problem, state, names, rest)
+        law = find_location_scale(problem, state, names, rest, model)
         if law is None:
             break
         laws.append(law)
         rest = tuple(j for j in rest if j not in law.entries)
-        problem, state = _changed(problem, state, law.entries, law)
+        problem, state = _by_one_law(problem, state, law, model)
     return tuple(laws)
 
 
@@ -143,22 +143,30 @@ def noncentered(
     problem: MinibatchLogProb, state: State, entries: Sequence[int]
 ) -> tuple[MinibatchLogProb, tf.Tensor]:
     """Returns the target of flat states whose `entries` have a fixed prior, and such a state."""
-    laws = laws_around(problem, state)
+    laws, model = laws_around(problem, state), (problem, state)
     if {j for law in laws for j in law.entries} == {*entries}:
         for law in laws:
-            problem, state = _changed(problem, state, law.entries, law)
+            problem, state = _by_one_law(problem, state, law, model)
     else:
-        problem, state = _changed(problem, state, entries)
+        problem, state = _changed(problem, state, NonCentering(problem, state, entries))
     kept_program(problem, "hierarchy", state, lambda: None)  # it need not be looked for again
     return problem, state
 
 
-def _changed(
+def _by_one_law(
     problem: MinibatchLogProb,
     state: State,
-    entries: Sequence[int],
-    law: LocationScale | None = None,
+    law: LocationScale,
+    model: tuple[MinibatchLogProb, State],
 ) -> tuple[MinibatchLogProb, tf.Tensor]:
-    step = NonCentering(problem, state, entries, law)
+    """Returns the target of coordinates by a law, kept with what is compiled, and the state."""
+    step = NonCentering(*model, law.entries, law)
+    other, at = _changed(problem, state, step)
+    return kept_program(problem, "non-centred by law", state, lambda: other), at
+
+
+def _changed(
+    problem: MinibatchLogProb, state: State, step: NonCentering
+) -> tuple[MinibatchLogProb, tf.Tensor]:
     other = problem.with_bijector(vector_bijector(problem.bijector, state, [step]))
     return other, step.inverse(flatten_events(state, 0))

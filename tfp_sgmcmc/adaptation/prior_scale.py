@@ -104,7 +104,7 @@ def with_prior_curvature(found: Hessians, curvature: np.ndarray) -> np.ndarray:
 
 
 def prior_slopes(problem: MinibatchLogProb, like: State, theta: np.ndarray) -> np.ndarray:
-    """Returns gradients of the log prior at rows `[K, D]`, by a trace for each K."""
+    """Returns gradients of the log prior at rows `[K, D]`."""
     return _slopes(problem, problem.log_prior, "slopes of the prior", like, theta)
 
 
@@ -112,10 +112,7 @@ def effect_slopes(problem: MinibatchLogProb, like: State, theta: np.ndarray) -> 
     """Returns gradients of `density_of_effects` at rows `[K, D]`."""
     if problem.has_prior:
         return prior_slopes(problem, like, theta)
-    padded = np.pad(theta, [(0, -len(theta) % _BLOCK), (0, 0)], mode="edge")
-    options = problem, density_of_effects(problem), "slopes of effects", like
-    blocks = [_slopes(*options, block) for block in np.split(padded, len(padded) // _BLOCK)]
-    return np.concatenate(blocks)[: len(theta)]
+    return _slopes(problem, density_of_effects(problem), "slopes of effects", like, theta)
 
 
 def density_of_effects(problem: MinibatchLogProb) -> Callable[[State], tf.Tensor]:
@@ -130,13 +127,18 @@ def _slopes(
     like: State,
     theta: np.ndarray,
 ) -> np.ndarray:
+    """Returns gradients at rows, in blocks of one shape so that one trace serves all."""
+
     def of_rows(rows: tf.Tensor) -> tf.Tensor:
         at = unflatten_events(rows, like, 0)
         return flatten_events(value_and_gradient(density_fn, at, connected=False)[1], 1)
 
     evaluate = kept_program(problem, name, like, lambda: traced(of_rows))
     dtype = tf.nest.flatten(like)[0].dtype
-    return evaluate(tf.constant(theta, dtype)).numpy().astype(np.float64)
+    padded = np.pad(theta, [(0, -len(theta) % _BLOCK), (0, 0)], mode="edge")
+    blocks = np.split(padded, len(padded) // _BLOCK)
+    found = np.concatenate([evaluate(tf.constant(block, dtype)).numpy() for block in blocks])
+    return found[: len(theta)].astype(np.float64)
 
 
 def check_proper(

@@ -28,7 +28,6 @@ from tfp_sgmcmc.targets.laplace.newton import MOST_LAST_GAIN, NEAR_ENOUGH, Ascen
 from tfp_sgmcmc.targets.laplace.quadratic import (
     HessianForm,
     hessian_products,
-    matrices,
     quadratic_at,
 )
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
@@ -236,7 +235,7 @@ def find_center(
         """Returns the end of Newton steps, or None if there are no finite second derivatives."""
 
         def derivatives(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            _, posterior, gradient = matrices(products, theta)
+            _, posterior, gradient = products.matrices(theta)
             return posterior, gradient
 
         try:

@@ -15,6 +15,7 @@ from tfp_sgmcmc.internal.checks import one_of
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import ExpansionError, kept_program, value_and_gradient
+from tfp_sgmcmc.targets.laplace.linear_predictor import LEAST_WORK, agrees, rank_one_hessian
 from tfp_sgmcmc.targets.laplace.low_rank_hessian import (
     ORDER_1,
     LowRankHessian,
@@ -28,6 +29,7 @@ from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 GUARD = 1.5
 HessianForm = Literal["auto", "full", "low_rank", "diag"]
 MOST_DIMENSIONS = 4096
+_NOT_VECTORIZED = LookupError, NotImplementedError, ValueError, tf.errors.OpError
 _BLOCK = 64  # columns of a Hessian that are evaluated at once
 
 
@@ -137,51 +139,90 @@ def _warn_if_far(gradient: np.ndarray, quadratic: Quadratic | LowRankHessian) ->
         )
 
 
-def hessian_products(
-    target: MinibatchLogProb, like: State
-) -> Callable[[np.ndarray, np.ndarray], HessianProducts]:
-    """Returns the function of theta, `[D]`, and vectors, `[K, D]`, that gives `HessianProducts`.
+class HessianFunction:
+    """Hessians of a target at theta, `[D]`, times vectors, or whole.
 
-    `like` is a state without chain dimensions, with the structure and dtype of theta.
+    Args:
+      target: the target.
+      like: a state without chain dimensions, with the structure and dtype of theta.
     """
-    return kept_program(target, "hessian products", like, lambda: _hessian_products(target, like))
 
+    def __init__(self, target: MinibatchLogProb, like: State):
+        self._target, self._like = target, like
+        self._dtype = tf.nest.flatten(like)[0].dtype
+        self._dim = flatten_events(like, 0).shape[0]
+        work = target.num_examples * self._dim**2
+        self._programs = dict[tuple[int, bool], Any]()
+        # Other targets have rows elsewhere, or sums of their own.
+        self._has_predictor = type(target) is MinibatchLogProb and work >= LEAST_WORK
 
-def _hessian_products(
-    target: MinibatchLogProb, like: State
-) -> Callable[[np.ndarray, np.ndarray], HessianProducts]:
-    dtype = tf.nest.flatten(like)[0].dtype
-    dim = flatten_events(like, 0).shape[0]
+    def __call__(self, theta: np.ndarray, vectors: np.ndarray) -> HessianProducts:
+        """Returns products with vectors, `[K, D]`."""
+        return self._in_blocks(theta, vectors, with_likelihood=True)
 
-    @functools.cache
-    def compiled(count: int) -> Any:
-        size = max(1, target.chunk_size // count)
+    def matrices(self, theta: np.ndarray) -> Hessians:
+        """Returns both Hessians, made symmetric, and the gradient."""
+        eye = np.eye(self._dim)
+        likelihood = self._of_predictor(theta)
+        found = self._in_blocks(theta, eye, with_likelihood=likelihood is None)
+        if likelihood is not None:
+            slope, hessian = likelihood
+            found = HessianProducts(hessian, found.prior, found.gradient + slope)
+        likelihood, posterior = (
+            h + h.T for h in (found.likelihood / 2, (found.likelihood + found.prior) / 2)
+        )
+        return Hessians(likelihood, posterior, found.gradient)
 
-        @traced
-        def products(theta: tf.Tensor, probes: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            state = unflatten_events(tf.broadcast_to(theta, probes.shape), like, 0)
-            probe = unflatten_events(probes, like, 0)
-            likelihood = target.sum_over_chunks(state, size, probe)[1:]
-            prior = value_and_gradient(target.log_prior, state, probe, connected=False)[1:]
-            slopes = [flatten_events(slope, 1) for slope, _ in (likelihood, prior)]
-            bends = [flatten_events(bend, 1) for _, bend in (likelihood, prior)]
-            return *bends, tf.add_n(slopes)
+    def _of_predictor(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Returns gradient and Hessian of a likelihood with a linear predictor, or None."""
+        if not self._has_predictor:
+            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of operations that cannot be vectorized
+            try:
+                found = self._by_rows(theta)
+            except _NOT_VECTORIZED:
+                self._has_predictor = False
+                return None
+        self._has_predictor = agrees(found[1], lambda v: self(theta, v).likelihood)
+        return found if self._has_predictor else None
 
-        return products
+    @functools.cached_property
+    def _by_rows(self) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+        return rank_one_hessian(self._target, self._like)
 
-    def multiply(theta: np.ndarray, vectors: np.ndarray) -> HessianProducts:
+    def _in_blocks(
+        self, theta: np.ndarray, vectors: np.ndarray, with_likelihood: bool
+    ) -> HessianProducts:
         blocks = -(-len(vectors) // _BLOCK)
         count = -(-len(vectors) // blocks)
-        padded = np.zeros([blocks * count, dim])
+        padded = np.zeros([blocks * count, self._dim])
         padded[: len(vectors)] = vectors
-        at, run = tf.constant(theta, dtype), compiled(count)
-        found = [run(at, tf.constant(v, dtype)) for v in np.split(padded, blocks)]
+        key, at = (count, with_likelihood), tf.constant(theta, self._dtype)
+        if key not in self._programs:
+            self._programs[key] = self._compile(*key)
+        run = self._programs[key]
+        found = [run(at, tf.constant(v, self._dtype)) for v in np.split(padded, blocks)]
         likelihood, prior, gradient = (
             np.concatenate(x)[: len(vectors)].astype(np.float64) for x in zip(*found, strict=True)
         )
         return HessianProducts(likelihood, prior, gradient[0])
 
-    return multiply
+    def _compile(self, count: int, with_likelihood: bool) -> Any:
+        target, size = self._target, max(1, self._target.chunk_size // count)
+
+        @traced
+        def products(theta: tf.Tensor, probes: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            state = unflatten_events(tf.broadcast_to(theta, probes.shape), self._like, 0)
+            probe = unflatten_events(probes, self._like, 0)
+            parts = [value_and_gradient(target.log_prior, state, probe, connected=False)[1:]]
+            if with_likelihood:
+                parts.insert(0, target.sum_over_chunks(state, size, probe)[1:])
+            slopes = [flatten_events(slope, 1) for slope, _ in parts]
+            bends = [flatten_events(bend, 1) for _, bend in parts]
+            return bends[0], bends[-1], tf.add_n(slopes)
+
+        return products
 
 
 class Hessians(NamedTuple):
@@ -192,11 +233,9 @@ class Hessians(NamedTuple):
     gradient: np.ndarray
 
 
-def matrices(products: Callable[..., HessianProducts], theta: np.ndarray) -> Hessians:
-    """Returns the Hessians at theta, made symmetric."""
-    likelihood, prior, gradient = products(theta, np.eye(len(theta)))
-    likelihood, posterior = (h + h.T for h in (likelihood / 2, (likelihood + prior) / 2))
-    return Hessians(likelihood, posterior, gradient)
+def hessian_products(target: MinibatchLogProb, like: State) -> HessianFunction:
+    """Returns the Hessians of a target as a function, which is kept with the target."""
+    return kept_program(target, "hessian products", like, lambda: HessianFunction(target, like))
 
 
 def quadratic_at(
@@ -230,7 +269,7 @@ def quadratic_at(
             low_rank, gradient = low_rank_at(target, center, products, hessian == "diag")
             _warn_if_far(gradient, low_rank)
             return low_rank
-        found = matrices(products, flat.numpy())
+        found = products.matrices(flat.numpy())
     except (LookupError, NotImplementedError) as error:
         raise ExpansionError(
             "log_prior_fn and log_likelihood_fn must have second derivatives at the center. "

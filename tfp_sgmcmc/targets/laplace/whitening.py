@@ -18,7 +18,6 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
     Quadratic,
     hessian_products,
     least_eigenvalue,
-    matrices,
     quadratic_at,
 )
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
@@ -141,5 +140,5 @@ def _given(target: MinibatchLogProb, center: State, hessian: Any) -> Quadratic:
     fits = given.shape == (flat.shape[0],) * 2 and np.allclose(given, given.T)
     require("hessian", f"shape {given.shape}", fits, expected)
     check_definite(least_eigenvalue(-given))
-    likelihood = matrices(hessian_products(target, center), flat.numpy()).likelihood
+    likelihood = hessian_products(target, center).matrices(flat.numpy()).likelihood
     return Quadratic(*(tf.constant(h, flat.dtype) for h in (likelihood, given)))

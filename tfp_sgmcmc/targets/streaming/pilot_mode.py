@@ -14,7 +14,7 @@ from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.laplace.mode import find_center
 from tfp_sgmcmc.targets.laplace.newton import NEAR_ENOUGH, newton_ascent
-from tfp_sgmcmc.targets.laplace.quadratic import hessian_products, matrices
+from tfp_sgmcmc.targets.laplace.quadratic import hessian_products
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums, filled
 from tfp_sgmcmc.targets.streaming.linear_blocks import is_simple
@@ -72,7 +72,7 @@ def pilot_mode(
         warnings.simplefilter("ignore")  # the passes show how far the mode is
         mode, _ = find_center(pilot, initial_state)
     flat = flatten_events(mode, 0).numpy()
-    curvature = matrices(hessian_products(pilot, mode), flat).posterior
+    curvature = hessian_products(pilot, mode).matrices(flat).posterior
     return flat.astype(np.float64), -curvature
 
 
