@@ -1,22 +1,26 @@
-"""The set-up of `sample` on data in files, as the number of rows grows.
+"""The set-up of `sample` on data in files, as rows and features grow.
 
-Linear regression on 20 features in memory-mapped `.npy` files, with a pool of at most 50,000 rows.
-Larger data read the same files several times a pass. Each row of the table is a new process. It
-gives
+Linear regression in memory-mapped `.npy` files, with a pool of at most 50,000 rows. Larger data
+read the same files several times a pass. Each row of the table is a new process. It gives
 
+  D        features, which are also the parameters,
   N        rows,
   GB       bytes that a pass reads,
   passes   over the files,
   pool     rows in memory afterwards,
   first    processor seconds of `draw_pool`, with compilation,
-  again    of a second call for the same target, whose programs for blocks are compiled,
-  wall     seconds of the second call,
+  again    of a later call for the same target, whose programs for blocks are compiled,
+  wall     seconds of that call,
   read     processor seconds of as many passes that only read,
   gradients  of as many passes that compute a gradient,
   ratio    of again to gradients,
-  MB       peak of resident memory.
+  MB       peak of resident memory up to the second call, and before the target was made.
 
-Processor seconds hardly depend on other work on the machine. Linux only.
+The last four times are medians of `--repeats` rounds, in each of which they are measured in turn;
+data of more than 1,000,000 rows have one round. A second table has slopes of a line through the
+logarithms of `again` and `gradients` over those of N, between the smallest and the largest N and
+between the last two. Processor seconds grow by a few times where others use the memory of the
+machine, but hardly their ratio. Linux only.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
@@ -36,12 +41,13 @@ from benchmarks.common.memory import in_new_process, peak, start_peak
 from benchmarks.common.regression_files import write
 from benchmarks.common.tables import Table
 
-DIM, _POOL_BYTES, _MOST_ROWS = 20, 4_200_000, 1_000_000  # rows in files
+_POOL_ROWS, _MOST_ROWS = 50_000, 1_000_000  # rows in files
 
 
 class Row(NamedTuple):
     """A row of the table; see the module."""
 
+    num_features: int
     num_examples: int
     gigabytes: float
     passes: int
@@ -53,6 +59,7 @@ class Row(NamedTuple):
     gradients: float
     ratio: float
     megabytes: float
+    megabytes_before: float
 
 
 def processor_seconds(call: Callable[[], Any]) -> tuple[float, Any]:
@@ -61,52 +68,86 @@ def processor_seconds(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.process_time() - began, found
 
 
-def measure(folder: Path, num_examples: int) -> Row:
+def measure(folder: Path, num_examples: int, num_features: int, repeats: int) -> Row:
     """Measures in this process."""
     in_files = min(num_examples, _MOST_ROWS)
-    copies = num_examples // in_files
-    start_peak()
-    target, dataset, _ = stream(folder, "linear", in_files, _POOL_BYTES, copies)
-    start = tf.zeros([DIM])
-    first, _ = processor_seconds(lambda: sgmcmc.draw_pool(target, start))
-    began = time.perf_counter()
-    again, (_, report) = processor_seconds(lambda: sgmcmc.draw_pool(target, start))
-    wall, megabytes, passes = time.perf_counter() - began, peak(), len(report.passes)
+    copies, row_bytes = num_examples // in_files, 4 * (num_features + 1)
+    before = start_peak()
+    target, dataset, _ = stream(folder, "linear", in_files, _POOL_ROWS * row_bytes, copies)
+    start = tf.zeros([num_features])
+    first, (_, report) = processor_seconds(lambda: sgmcmc.draw_pool(target, start))
+    megabytes, passes = peak(), len(report.passes)
     slope = gradient("linear", start)
     seconds_of_pass(dataset.take(2), slope)  # which compiles
-    read, gradients = (
-        passes * processor_seconds(lambda f=use: seconds_of_pass(dataset, f))[0]
-        for use in (lambda x, y: None, slope)
-    )
+    rounds = []
+    for _ in range(repeats if num_examples <= _MOST_ROWS else 1):
+        began = time.perf_counter()
+        again, _ = processor_seconds(lambda: sgmcmc.draw_pool(target, start))
+        wall = time.perf_counter() - began
+        read, gradients = (
+            passes * processor_seconds(lambda f=use: seconds_of_pass(dataset, f))[0]
+            for use in (lambda x, y: None, slope)
+        )
+        rounds.append((again, wall, read, gradients, again / gradients))
     return Row(
-        copies * in_files, copies * in_files * 4 * (DIM + 1) / 1e9, passes, report.num_rows, first,
-        again, wall, read, gradients, again / gradients, megabytes,
+        num_features, copies * in_files, copies * in_files * row_bytes / 1e9, passes,
+        report.num_rows, first, *np.median(rounds, axis=0).tolist(), megabytes, before,
     )  # fmt: skip
 
 
 def run(
-    *, num_examples: tuple[int, ...] = (100_000, 1_000_000, 10_000_000, 40_000_000)
+    *,
+    num_examples: tuple[int, ...] = (100_000, 1_000_000, 10_000_000),
+    num_features: tuple[int, ...] = (10, 100),
+    repeats: int = 3,
+    most_numbers: int = 200_000_000,
 ) -> Iterator[Row]:
     """Measures the set-up.
 
     Args:
       num_examples: N, at most 1,000,000 or a multiple of that.
+      num_features: D.
+      repeats: rounds of up to 1,000,000 rows.
+      most_numbers: N D, beyond which a case is left out.
     """
-    for total in num_examples:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            options = "linear", "shuffled", min(total, _MOST_ROWS), DIM, 20, 2
-            in_new_process(write, folder, *options)
-            yield in_new_process(measure, folder, total)
+    for dim in num_features:
+        for total in (n for n in num_examples if n * dim <= most_numbers):
+            with tempfile.TemporaryDirectory() as name:
+                folder = Path(name)
+                options = "linear", "shuffled", min(total, _MOST_ROWS), dim, 20, 2
+                in_new_process(write, folder, *options)
+                yield in_new_process(measure, folder, total, dim, repeats)
 
 
-def show(rows: Iterator[Row]) -> Table:
-    """Prints the table."""
+def show(rows: Iterator[Row]) -> dict[str, Table]:
+    """Prints the table, and the slopes of lines through logarithms of seconds."""
     columns = {
-        "N": "d", "GB": ".3g", "passes": "d", "pool": "d", "first": ".1f", "again": ".1f",
-        "wall": ".1f", "read": ".1f", "gradients": ".1f", "ratio": ".2f", "MB": ".0f",
+        "D": ">3d", "N": ">8d", "GB": ">6.3g", "passes": "d", "pool": "d", "first": ">5.1f",
+        "again": ">5.1f", "wall": ">5.1f", "read": ">5.1f", "gradients": ">5.1f", "ratio": ".2f",
+        "MB": ".0f", "before": ".0f",
     }  # fmt: skip
-    return command_line.print_table(columns, rows)
+    seen = list[Row]()
+
+    def kept() -> Iterator[Row]:
+        for row in rows:
+            seen.append(row)
+            yield row
+
+    table = command_line.print_table(columns, kept())
+    slopes = []
+    for dim in dict.fromkeys(row.num_features for row in seen):
+        of_dim = [row for row in seen if row.num_features == dim]
+        if len(of_dim) > 1:
+            counts = np.log([row.num_examples for row in of_dim])
+            times = [np.log([row.again, row.gradients]) for row in of_dim]
+            fitted = np.polyfit(counts, times, 1)[0]
+            last = np.polyfit(counts[-2:], times[-2:], 1)[0]
+            slopes.append((dim, *fitted, *last))
+    if not slopes:
+        return {"": table}
+    names = ["again", "gradients", "again, last two N", "gradients, last two N"]
+    fits = command_line.print_table({"D": "d"} | dict.fromkeys(names, ".2f"), slopes)
+    return {"": table, "Slopes of the logarithms of seconds over that of N": fits}
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ ROOMS = (
 MODELS_OF = {  # problems that another room states
     "accuracy/certificates.py": {"posteriordb"},
     "cost/growth.py": {"suite"},
+    "cost/stream_effective.py": {"accuracy"},
     "cost/stream_setup.py": {"accuracy"},
     "cost/time_to_answer.py": {"posteriordb"},
     "robustness/planted.py": {"suite"},

@@ -85,6 +85,22 @@ def traced(fn: Callable[..., Any], jit_compile: bool | None = None) -> Callable[
     return call
 
 
+def traced_once(fn: Callable[..., Any], jit_compile: bool | None = None) -> Callable[..., Any]:
+    """Returns `fn` as a graph for the shapes of its first call, which all later calls must have.
+
+    To look up the graph takes `traced` as long as a small compiled program takes to run.
+    """
+    graph, found = tf.function(fn, autograph=False, jit_compile=jit_compile), []
+
+    def call(*args: Any) -> Any:
+        if not found:
+            with no_numeric_checks():
+                found.append(graph.get_concrete_function(*args))
+        return found[0](*args)
+
+    return call
+
+
 @contextlib.contextmanager
 def no_numeric_checks() -> Generator[None]:
     """Traces without the operators that `tf.debugging.enable_check_numerics` adds.

@@ -90,9 +90,13 @@ class LinearModel:
         """Returns the log likelihood of each example of `batch`, given its predictor."""
         return self._log_prob_fn(eta, _pair(batch)[1])
 
+    def features(self, batch: Any) -> tf.Tensor:
+        """Returns x, `[n, D]`."""
+        return tf.convert_to_tensor(_pair(batch)[0])
+
     def predictor(self, weights: Any, batch: Any) -> tf.Tensor:
         r"""Returns \( \eta \), of shape `[chains..., n]` or `[chains..., n, C]`."""
-        x, weights = tf.convert_to_tensor(_pair(batch)[0]), tf.convert_to_tensor(weights)
+        x, weights = self.features(batch), tf.convert_to_tensor(weights)
         event = [x.shape[-1]] if self.num_outputs is None else [x.shape[-1], self.num_outputs]
         if x.shape.rank < 2 or not weights.shape[-len(event) :].is_compatible_with(event):
             raise ValueError(

@@ -151,6 +151,7 @@ class StreamedLogProb(Target):
         given = leading_axis(first, "dataset")
         for leaf in tf.nest.flatten(first):
             assert_finite(leaf, "dataset")
+        self._given_rows = given
         size = given if batch_size is None else integer("batch_size", batch_size, 1, most)
         self.num_examples = integer("num_examples", num_examples, size)
         self.batch_size = size
@@ -223,10 +224,15 @@ class StreamedLogProb(Target):
 
     @property
     def block_rows(self) -> int:
-        """The number of rows that passes over the data evaluate at once, about 4 MB."""
+        """The number of rows that passes over the data evaluate at once, about 4 MB.
+
+        It is that of the dataset's elements if they are not much smaller, because cutting and
+        joining rows takes as long as reading them.
+        """
         row_bytes = max(1, self.of_one_batch.row_bytes)
         most = min(_MOST_BLOCK_ROWS, max(1, self.num_examples))
-        return min(most, max(1024, _BLOCK_BYTES // row_bytes))
+        size = min(most, max(1024, _BLOCK_BYTES // row_bytes))
+        return self._given_rows if size // 8 <= self._given_rows <= size else size
 
     def blocks(self, size: int, epoch: int = 0) -> Iterator[Any]:
         """Yields all rows of an epoch in blocks of `size`; the last one may have fewer.

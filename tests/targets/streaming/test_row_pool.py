@@ -10,6 +10,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives
+from tfp_sgmcmc.targets.streaming.linear_blocks import LinearBlocks
 from tfp_sgmcmc.targets.streaming.pooled import PooledLogProb
 
 tfd = tfp.distributions
@@ -130,17 +131,19 @@ def test_the_posterior_is_that_of_all_rows(
 ) -> None:
     """Compares posteriors at the same draws, so nothing is left to chance but the pool.
 
-    Blocks of the last pass and of the pool have one program.
+    Blocks of the last pass and of the pool have one program, and with a LinearModel also those of
+    the search for a mode.
     """
     problem, traces = problem_of(MODELS[name]), []
-    of_block = "_linear_hessian" if linear else "_hessian"
-    original = getattr(BlockDerivatives, of_block)
+    owner: Any = LinearBlocks if linear else BlockDerivatives
+    of_block = "sums_and_norms" if linear else "_hessian"
+    original = getattr(owner, of_block)
 
     def traced(self: Any, *args: Any) -> Any:
         traces.append(self)
         return original(self, *args)
 
-    monkeypatch.setattr(BlockDerivatives, of_block, traced)
+    monkeypatch.setattr(owner, of_block, traced)
     pool, report = sgmcmc.draw_pool(streamed(MODELS[name], problem, linear), START)
     assert isinstance(pool, PooledLogProb) and len(traces) == 1
     assert report.num_examples == N and report.num_rows <= MOST

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
-from tfp_sgmcmc.internal.xla import num_parallel_programs, traced
+from tfp_sgmcmc.internal.xla import num_parallel_programs, traced_once
 from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
+from tfp_sgmcmc.targets.streaming.linear_blocks import Draws, LinearBlocks, is_simple
+from tfp_sgmcmc.targets.streaming.row_remainders import RowRemainders
 
 _COLUMNS = 64  # of a Hessian that are evaluated at once
 
@@ -48,7 +50,8 @@ class BlockDerivatives:
     r"""Compiled derivatives of \( \sum_i w_i \log p(x_i \mid \theta) \) over a block of rows.
 
     With a `LinearModel` the Hessian is \( J^T \mathrm{diag}(w f'') J \), which costs one product of
-    matrices. Other log likelihoods take D Hessian-vector products.
+    matrices, and the program also gives norms of remainders. Other log likelihoods take D
+    Hessian-vector products.
 
     Args:
       model: evaluates log likelihoods.
@@ -66,27 +69,36 @@ class BlockDerivatives:
         with_hessian: bool,
         jit_compile: bool = True,
     ):
-        self._model, self._like, self._size = model, like, size
+        self._model, self._like, self.size = model, like, size
         flat = flatten_events(like, 0)
         self._dim, self._dtype = flat.shape[0], flat.dtype
-        of_block = self._gradient
-        if with_hessian:
-            linear = model.linear_model
-            is_simple = linear is not None and linear.num_outputs is None
-            of_block = self._linear_hessian if is_simple else self._hessian
+        self._is_linear = with_hessian and is_simple(model)
+        of_block = self._hessian if with_hessian else self._gradient
+        if self._is_linear:
+            of_block = LinearBlocks(model, like).sums_and_norms
         name = f"sums of {size} rows, {with_hessian=}, {jit_compile=}"
-        self._compiled = kept_program(model, name, like, lambda: traced(of_block, jit_compile))
+        self._compiled = kept_program(model, name, like, lambda: traced_once(of_block, jit_compile))
+        self._ones = tf.ones([size], self._dtype)
 
-    def __call__(self, theta: np.ndarray, rows: Any, weights: np.ndarray) -> Sums:
-        """Returns the sums at theta, `[D]`, with weights of the rows, `[size]`."""
-        found = self._compiled(
-            tf.constant(theta, self._dtype), rows, tf.constant(weights, self._dtype)
-        )
-        value, gradient, *hessian = (x.numpy().astype(np.float64) for x in found)
-        return Sums(float(value), gradient, hessian[0] if hessian else None)
+    def __call__(self, theta: np.ndarray, rows: Any, weights: np.ndarray | None = None) -> Sums:
+        """Returns the sums at theta, `[D]`, with weights of the rows, `[size]`; None for ones."""
+        at = (Draws.all_at if self._is_linear else tf.constant)(theta, self._dtype)
+        return _as_sums(self._compiled(at, rows, self._weights(weights)))
+
+    def with_norms(
+        self, remainders: RowRemainders, rows: Any, weights: np.ndarray | None = None
+    ) -> tuple[Sums, np.ndarray]:
+        """Returns the sums at the center of remainders, and their norms, `[size]`."""
+        if not self._is_linear:
+            return self(remainders.at.center.numpy(), rows, weights), remainders.norms(rows)
+        found = self._compiled(remainders.at, rows, self._weights(weights))
+        return _as_sums(found), found[3].numpy().astype(np.float64)
+
+    def _weights(self, weights: np.ndarray | None) -> tf.Tensor:
+        return self._ones if weights is None else tf.constant(weights, self._dtype)
 
     def _sum(self, state: State, rows: Any, weights: tf.Tensor) -> tf.Tensor:
-        values = self._model.log_likelihood(state, rows, self._size)
+        values = self._model.log_likelihood(state, rows, self.size)
         return tf.reduce_sum(weights * values, axis=-1)
 
     def _gradient(self, theta: tf.Tensor, rows: Any, weights: tf.Tensor) -> Any:
@@ -95,21 +107,6 @@ class BlockDerivatives:
             lambda s: self._sum(s, rows, weights), state, connected=False
         )
         return value, flatten_events(slope, 0)
-
-    def _linear_hessian(self, theta: tf.Tensor, rows: Any, weights: tf.Tensor) -> Any:
-        model, linear = self._model, self._model.linear_model
-        assert linear is not None
-        eta = model.linear_predictor(unflatten_events(theta, self._like, 0), rows)
-        values, slopes, bends = value_and_gradient(
-            lambda e: linear.log_prob(e, rows), eta, tf.ones_like(eta), connected=False
-        )
-        moved = unflatten_events(tf.eye(self._dim, dtype=self._dtype), self._like, 0)
-        origin = unflatten_events(tf.zeros_like(theta), self._like, 0)
-        # The predictor is affine in the state.
-        jacobian = model.linear_predictor(moved, rows) - model.linear_predictor(origin, rows)
-        gradient = tf.linalg.matvec(jacobian, weights * slopes)
-        hessian = tf.matmul(jacobian * (weights * bends), jacobian, transpose_b=True)
-        return tf.reduce_sum(weights * values), gradient, hessian
 
     def _hessian(self, theta: tf.Tensor, rows: Any, weights: tf.Tensor) -> Any:
         count = -(-self._dim // -(-self._dim // _COLUMNS))
@@ -135,36 +132,62 @@ class BlockDerivatives:
         return value[0], slope[0], tf.reshape(bend, [-1, self._dim])[: self._dim]
 
 
+def _as_sums(found: Sequence[tf.Tensor]) -> Sums:
+    """Returns the sums of a block from a program's value, gradient and Hessian, if it has one."""
+    value, gradient, *hessian = (x.numpy().astype(np.float64) for x in found[:3])
+    return Sums(float(value), gradient, hessian[0] if hessian else None)
+
+
 def map_blocks(
     target: StreamedLogProb,
-    of_block: Callable[[Any, np.ndarray], Any],
+    of_block: Callable[[Any, np.ndarray | None], Any],
     size: int,
     show: Callable[[int], None] = lambda num_rows: None,
 ) -> Iterator[tuple[Any, int, Any]]:
     """Yields each block of a pass, the number of its rows, and `of_block(block, weights)`.
 
-    All blocks have `size` rows. The last one is filled up with copies of a row, whose weights are
-    zero. Blocks are evaluated in threads, and yielded in the order of the data.
+    All blocks have `size` rows, and weights None, which stands for ones. The last one is filled up
+    with copies of a row, whose weights are zero. Blocks are evaluated by as many threads as there
+    are cores besides the one that reads, and yielded in the order of the data.
     """
-    workers, window, seen = num_parallel_programs(), collections.deque[Any](), 0
+    seen = 0
+    for rows, count, found in _in_threads(of_block, _filled_blocks(target, size)):
+        yield rows, count, found
+        seen += count
+        show(seen)
+
+
+def _filled_blocks(
+    target: StreamedLogProb, size: int
+) -> Iterator[tuple[Any, int, np.ndarray | None]]:
+    """Yields blocks of `size` rows, the numbers of those from the data, and weights."""
+    for rows in target.blocks(size):
+        count, weights = len(tf.nest.flatten(rows)[0]), None
+        if count < size:
+            weights = (np.arange(size) < count).astype(np.float64)
+            rows = tf.nest.map_structure(lambda x: filled(x, size), rows)
+        yield rows, count, weights
+
+
+def _in_threads(
+    of_block: Callable[[Any, np.ndarray | None], Any],
+    blocks: Iterator[tuple[Any, int, np.ndarray | None]],
+) -> Iterator[tuple[Any, int, Any]]:
+    workers = num_parallel_programs() - 1  # a core reads
+    if workers < 2:
+        for rows, count, weights in blocks:
+            yield rows, count, of_block(rows, weights)
+        return
+    window = collections.deque[Any]()
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         try:
-            for rows in target.blocks(size):
-                count = len(tf.nest.flatten(rows)[0])
-                weights = np.ones([size])
-                if count < size:
-                    weights[count:] = 0
-                    rows = tf.nest.map_structure(lambda x: filled(x, size), rows)
+            for rows, count, weights in blocks:
                 window.append((rows, count, pool.submit(of_block, rows, weights)))
                 if len(window) > workers:
                     block, num_rows, future = window.popleft()
                     yield block, num_rows, future.result()
-                    seen += num_rows
-                    show(seen)
             for block, num_rows, future in window:
                 yield block, num_rows, future.result()
-                seen += num_rows
-                show(seen)
         finally:
             for *_, future in window:
                 future.cancel()

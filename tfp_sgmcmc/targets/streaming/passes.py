@@ -100,15 +100,14 @@ class DrawRows(NamedTuple):
     def __call__(self, target: StreamedLogProb, part: int, show: Show) -> tuple[DrawnRows, int]:
         model, size = target.of_one_batch, target.block_rows
         center = tf.nest.map_structure(tf.constant, self.center)
-        theta = flatten_events(center, 0).numpy()
         options = self.factor, tf.constant(self.draw_seed), self.jit_compile
         remainders = RowRemainders(model, center, *options)
         derivatives = BlockDerivatives(model, center, size, True, self.jit_compile)
         sample = PoissonSample(np.random.default_rng([*self.seed, part]))
         total, seen = None, 0
 
-        def of_block(rows: Any, weights: np.ndarray) -> tuple[Sums, np.ndarray]:
-            return derivatives(theta, rows, weights), remainders.norms(rows)
+        def of_block(rows: Any, weights: np.ndarray | None) -> tuple[Sums, np.ndarray]:
+            return derivatives.with_norms(remainders, rows, weights)
 
         for rows, count, (sums, norms) in map_blocks(target, of_block, size, show):
             total = sums if total is None else total.plus(sums)

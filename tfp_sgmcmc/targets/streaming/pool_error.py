@@ -14,13 +14,12 @@ from tfp_sgmcmc.targets.streaming.row_remainders import Moments, RowRemainders
 _LEAST_ROWS, _MOST_ROWS = 100_000, 1_000_000
 _MIXED = 0.2  # of the mean norm, which is added to all
 _WANTED = 0.2  # of the largest errors
-_BLOCK = 4096
 
 
 def moments_of(remainders: RowRemainders, rows: Any) -> Moments:
     """Returns the moments of all rows in memory."""
     total = len(tf.nest.flatten(rows)[0])
-    found, size = [], min(total, _BLOCK)
+    found, size = [], min(total, remainders.block_rows)
     for start in range(0, total, size):
         first = min(start, total - size)
         part = remainders.moments(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,17 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.internal.nest import State, convert_state, flatten_events, unflatten_events
-from tfp_sgmcmc.targets.base import ExpansionError, value_and_gradient
-from tfp_sgmcmc.targets.laplace.mode import check_single_state, find_center
-from tfp_sgmcmc.targets.laplace.quadratic import (
-    hessian_products,
-    root_of_inverse,
-    to_unit_diagonal,
-)
+from tfp_sgmcmc.internal.nest import State, convert_state, flatten_events
+from tfp_sgmcmc.targets.base import ExpansionError
+from tfp_sgmcmc.targets.laplace.mode import check_single_state
+from tfp_sgmcmc.targets.laplace.quadratic import root_of_inverse, to_unit_diagonal
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
-from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums, filled
+from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums
 from tfp_sgmcmc.targets.streaming.passes import (
     DrawnRows,
     DrawRows,
@@ -31,6 +26,7 @@ from tfp_sgmcmc.targets.streaming.passes import (
     as_state,
     joined,
 )
+from tfp_sgmcmc.targets.streaming.pilot_mode import pilot_mode, sums_in_memory, with_prior
 from tfp_sgmcmc.targets.streaming.pool_error import keeping_probabilities, moments_of, pool_errors
 from tfp_sgmcmc.targets.streaming.pool_report import (
     MOST_MEAN_ERROR,
@@ -140,22 +136,17 @@ def draw_pool(
     counts = _shares(min(_MOST_PILOT_ROWS, most_rows), parts.sizes, row_seed)
     found, read = parts.run(ReadRows(counts, row_seed))
     rows, passes = joined(found), [read]
-    num_pilot = len(tf.nest.flatten(rows)[0])
-    pilot = PooledLogProb(model, rows, np.full([num_pilot], total / num_pilot, np.float32))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the passes below show how far the mode is
-        start, _ = find_center(pilot, state)
-    theta = flatten_events(start, 0).numpy().astype(np.float64)
-    products = hessian_products(pilot, start)
-    curvature = -products.matrices(theta.astype(_dtype(state).as_numpy_dtype)).posterior
-    factor = _factor(curvature)
+    _check_rows_of_chains(model, state, rows)
+    derivatives = BlockDerivatives(model, state, first.block_rows, True, jit_compile)
+    theta, precision = pilot_mode(model, rows, total, state, derivatives)
+    factor = _factor(precision)
+    start = as_state(theta, state)
     found, done = parts.run(SumGradients(as_arrays(start), jit_compile))
     passes.append(done)
-    step = factor @ (factor.T @ _with_prior(model, _total(found), theta, state).gradient)
+    step = factor @ (factor.T @ with_prior(model, _total(found), theta, state).gradient)
     for _ in range(_MOST_POOLS):
         drawn = found = None  # which frees their memory
         center = as_state(theta + step, state)
-        _check_rows_of_chains(model, center, rows)
         remainders = RowRemainders(model, center, factor, draw_seed, jit_compile)
         moments = moments_of(remainders, rows)
         probabilities = keeping_probabilities(moments, total, most_rows)
@@ -175,7 +166,7 @@ def draw_pool(
             _total([x.sums for x in found]),
         )
         theta = flatten_events(center, 0).numpy().astype(np.float64)
-        exact = _with_prior(model, drawn.sums, theta, state)
+        exact = with_prior(model, drawn.sums, theta, state)
         assert exact.hessian is not None
         precision = -(exact.hessian + exact.hessian.T) / 2
         factor = _factor(precision)
@@ -186,11 +177,11 @@ def draw_pool(
         errors = pool_errors(moments_of(around, rows), probabilities(moments.norms), total)
         if errors[0] < MOST_MEAN_ERROR and errors[1] < MOST_WIDTH_ERROR:
             break
-    del rows, pilot, found
+    del rows, found
     assert drawn is not None
     pool = PooledLogProb(model, drawn.rows, (1 / drawn.probabilities).astype(np.float32))
-    derivatives = BlockDerivatives(model, state, first.block_rows, True, jit_compile)
-    lacking = drawn.sums.plus(_sums_of(pool, theta, derivatives, first.block_rows).times(-1.0))
+    kept, weights = pool.rows_and_weights()
+    lacking = drawn.sums.plus(sums_in_memory(kept, weights.numpy(), theta, derivatives).times(-1.0))
     radius = fading_radius(lacking.gradient, factor)
     numbers = lacking.log_likelihood, lacking.gradient, lacking.hessian, precision, radius
     correction = Correction(*(tf.constant(x, _dtype(state)) for x in (theta, *numbers)))
@@ -221,21 +212,6 @@ def _in_memory(target: StreamedLogProb, rows: Any) -> MinibatchLogProb:
     )
 
 
-def _with_prior(model: MinibatchLogProb, sums: Sums, theta: np.ndarray, like: State) -> Sums:
-    """Returns the derivatives of the log posterior."""
-    state = unflatten_events(tf.constant(theta, _dtype(like)), like, 0)
-    value, slope, _ = value_and_gradient(model.log_prior, state, connected=False)
-    gradient = flatten_events(slope, 0).numpy().astype(np.float64)
-    hessian = None
-    if sums.hessian is not None:
-        probes = np.eye(len(theta))
-        states = unflatten_events(tf.broadcast_to(flatten_events(state, 0), probes.shape), like, 0)
-        along = unflatten_events(tf.constant(probes, _dtype(like)), like, 0)
-        bend = value_and_gradient(model.log_prior, states, along, connected=False)[2]
-        hessian = flatten_events(bend, 1).numpy().astype(np.float64)
-    return sums.plus(Sums(float(value), gradient, hessian))
-
-
 def _factor(precision: np.ndarray) -> np.ndarray:
     """Returns L with L L^T the inverse of a precision; raises ExpansionError without a mode."""
     symmetric = (precision + precision.T) / 2
@@ -247,19 +223,6 @@ def _factor(precision: np.ndarray) -> np.ndarray:
             "StreamedLogProb, so that all data are loaded, or sample_chain with SGLD."
         )
     return root_of_inverse(symmetric)
-
-
-def _sums_of(
-    pool: PooledLogProb, theta: np.ndarray, derivatives: BlockDerivatives, size: int
-) -> Sums:
-    """Returns the sums over the pool's weighted rows, by the program of the passes' blocks."""
-    (rows, weights), found = pool.rows_and_weights(), []
-    weights = weights.numpy()
-    for start in range(0, pool.num_examples, size):
-        block = tf.nest.map_structure(lambda x, at=start: filled(x[at : at + size], size), rows)
-        of_rows = weights[start : start + size]
-        found.append(derivatives(theta, block, np.pad(of_rows, (0, size - len(of_rows)))))
-    return _total(found)
 
 
 def _check_rows_of_chains(model: MinibatchLogProb, center: State, rows: Any) -> None:
@@ -278,7 +241,7 @@ def _check_rows_of_chains(model: MinibatchLogProb, center: State, rows: Any) -> 
             "right for batches with and without chain dimensions."
         )
         raise
-    if not np.allclose(found, [expected, expected], rtol=1e-3, atol=1e-3):
+    if not np.allclose(found, [expected, expected], rtol=1e-3, atol=1e-3, equal_nan=True):
         raise ValueError(
             "log_likelihood_fn must return for each of two equal chains, with a batch of leaves "
             f"[2, {few}, ...], what it returns for one. Received: {found.numpy()}, not "

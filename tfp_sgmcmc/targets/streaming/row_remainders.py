@@ -13,8 +13,8 @@ from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.streaming.linear_blocks import NUM_PAIRS, Draws, LinearBlocks, is_simple
 
-_NUM_PAIRS = 4  # of draws, each with its mirror image
 _MOST_NUMBERS = 2**20  # of a block's gradients at all draws
 
 
@@ -65,43 +65,45 @@ class RowRemainders:
     ):
         flat = flatten_events(center, 0)
         self._dim = flat.shape[0]
-        half = random.normal([_NUM_PAIRS, self._dim], tf.float64, seed).numpy()
+        half = random.normal([NUM_PAIRS, self._dim], tf.float64, seed).numpy()
         z = np.concatenate([half, -half])
-        numbers = flat, z, (shift + z) @ factor.T, factor
-        self._at = _Draws(*(tf.constant(x, flat.dtype) for x in numbers))
-        blocks = _BlockRemainders(model, center)
-        self._is_linear = blocks.is_linear
-        self._norms, self._moments = kept_program(
+        self.at = Draws.of(flat.numpy(), z, (shift + z) @ factor.T, factor, flat.dtype)
+        is_linear = is_simple(model)
+        blocks = LinearBlocks(model, center) if is_linear else _BlockRemainders(model, center)
+        each = self._dim * (1 if is_linear else 2 * NUM_PAIRS)
+        #: The number of rows that are evaluated at once.
+        self.block_rows = max(64, _MOST_NUMBERS // each)
+        self._moments = kept_program(
             model,
-            f"remainders of rows, {jit_compile=}",
+            f"moments of rows, {jit_compile=}",
             center,
-            lambda: [traced(fn, jit_compile) for fn in (blocks.norms, blocks.moments)],
+            lambda: traced(blocks.moments, jit_compile),
         )
+        if isinstance(blocks, _BlockRemainders):
+            self._norms = kept_program(
+                model,
+                f"norms of rows, {jit_compile=}",
+                center,
+                lambda: traced(blocks.norms, jit_compile),
+            )
 
     def norms(self, rows: Any) -> np.ndarray:
-        """Returns `Moments.norms` of a block of rows."""
-        parts = [self._norms(self._at, part).numpy() for part in self._split(rows)]
+        """Returns `Moments.norms` of a block of rows, unless the model is linear."""
+        parts = [self._norms(self.at, part).numpy() for part in self._split(rows)]
         return np.concatenate(parts).astype(np.float64)
 
     def moments(self, rows: Any) -> Moments:
         """Returns the moments of a block of rows."""
-        parts = zip(*(self._moments(self._at, part) for part in self._split(rows)), strict=True)
+        parts = zip(*(self._moments(self.at, part) for part in self._split(rows)), strict=True)
         return Moments(*(np.concatenate(x).astype(np.float64) for x in parts))
 
     def _split(self, rows: Any) -> Iterator[Any]:
-        total = len(tf.nest.flatten(rows)[0])
-        size = max(64, _MOST_NUMBERS // (1 if self._is_linear else 2 * _NUM_PAIRS) // self._dim)
+        total, size = len(tf.nest.flatten(rows)[0]), self.block_rows
+        if total <= size:
+            yield rows
+            return
         for start in range(0, total, size):
             yield tf.nest.map_structure(lambda x, a=start: x[a : a + size], rows)
-
-
-class _Draws(NamedTuple):
-    """The center `[D]`, z `[K, D]`, the draws less the center `[K, D]`, and L `[D, D]`."""
-
-    center: tf.Tensor
-    z: tf.Tensor
-    offsets: tf.Tensor
-    factor: tf.Tensor
 
 
 class _BlockRemainders:
@@ -109,46 +111,18 @@ class _BlockRemainders:
 
     def __init__(self, model: MinibatchLogProb, like: State):
         self._model, self._like = model, like
-        linear = model.linear_model
-        self.is_linear = linear is not None and linear.num_outputs is None
 
-    def norms(self, at: _Draws, rows: Any) -> tf.Tensor:
+    def norms(self, at: Draws, rows: Any) -> tf.Tensor:
         """Returns `Moments.norms`."""
-        if self.is_linear:
-            scales, directions = self._linear(at, rows)
-            return _lengths(scales, directions)
         return _norms(self._slopes(at, rows))
 
-    def moments(self, at: _Draws, rows: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def moments(self, at: Draws, rows: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns `Moments`."""
-        if self.is_linear:
-            scales, directions = self._linear(at, rows)
-            means = tf.reduce_mean(scales, axis=0)[:, tf.newaxis] * directions
-            tilts = tf.linalg.matmul(scales, at.z, transpose_a=True) * directions / at.z.shape[0]
-            return _lengths(scales, directions), means, tilts
         slopes = self._slopes(at, rows)
         tilts = tf.reduce_mean(slopes * at.z[:, tf.newaxis], axis=0)
         return _norms(slopes), tf.reduce_mean(slopes, axis=0), tilts
 
-    def _linear(self, at: _Draws, rows: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns remainders of derivatives by the predictor, `[K, n]`, and L^T J, `[n, D]`."""
-        model, linear = self._model, self._model.linear_model
-        assert linear is not None
-        at_center = model.linear_predictor(self._state(at.center), rows)
-        eta = model.linear_predictor(self._state(at.center + at.offsets), rows)
-
-        def derivatives(at: tf.Tensor, probe: Any = None) -> Any:
-            return value_and_gradient(
-                lambda e: linear.log_prob(e, rows), at, probe, connected=False
-            )
-
-        _, there, bends = derivatives(at_center, tf.ones_like(at_center))
-        scales = derivatives(eta)[1] - there - bends * (eta - at_center)
-        moved = model.linear_predictor(self._state(tf.transpose(at.factor)), rows)
-        origin = model.linear_predictor(self._state(tf.zeros_like(at.center)), rows)
-        return scales, tf.transpose(moved - origin)
-
-    def _slopes(self, at: _Draws, rows: Any) -> tf.Tensor:
+    def _slopes(self, at: Draws, rows: Any) -> tf.Tensor:
         """Returns remainders of whitened gradients at each draw, `[K, n, D]`."""
         count = tf.nest.flatten(rows)[0].shape[0]
         shape = [at.z.shape[0], count]
@@ -175,11 +149,6 @@ class _BlockRemainders:
 
     def _state(self, flat: tf.Tensor) -> State:
         return unflatten_events(flat, self._like, 0)
-
-
-def _lengths(scales: tf.Tensor, directions: tf.Tensor) -> tf.Tensor:
-    """Returns root mean squares over draws of remainders `[K, n]` times directions `[n, D]`."""
-    return tf.sqrt(tf.reduce_mean(scales**2, axis=0) * tf.reduce_sum(directions**2, axis=-1))
 
 
 def _norms(slopes: tf.Tensor) -> tf.Tensor:

@@ -34,11 +34,12 @@ class Reservoir:
         count = len(leaves[0])
         first = min(count, max(0, self._most - self.num_seen))  # which fill empty slots
         numbers = self.num_seen + np.arange(first, count)
-        slots = self._rng.integers(0, numbers + 1)
-        taken = slots < self._most
+        slots = (self._rng.random(count - first) * (numbers + 1)).astype(np.int64)
+        (taken,) = np.nonzero(slots < self._most)
+        slots = slots[taken]
         for kept, x in zip(self._kept, leaves, strict=True):
             kept[self.num_seen : self.num_seen + first] = x[:first]
-            kept[slots[taken]] = x[first:][taken]  # a slot that is named twice keeps the later row
+            kept[slots] = x[first + taken]  # a slot that is named twice keeps the later row
         self.num_seen += count
 
     def rows(self) -> Any:

@@ -1,0 +1,114 @@
+"""The mode of rows in memory, found with the programs of the passes, and sums over such rows."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.xla import traced
+from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
+from tfp_sgmcmc.targets.laplace.mode import find_center
+from tfp_sgmcmc.targets.laplace.newton import NEAR_ENOUGH, newton_ascent
+from tfp_sgmcmc.targets.laplace.quadratic import hessian_products
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums, filled
+from tfp_sgmcmc.targets.streaming.linear_blocks import is_simple
+from tfp_sgmcmc.targets.streaming.pooled import PooledLogProb
+
+_MOST_STEPS = 100
+
+
+def pilot_mode(
+    model: MinibatchLogProb,
+    rows: Any,
+    total: int,
+    initial_state: State,
+    derivatives: BlockDerivatives,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the mode of rows that represent `total` ones, `[D]`, and the precision there.
+
+    Hessians of a `LinearModel` are as cheap as gradients, so that the programs of the passes search
+    the mode. Otherwise, and where Newton's method finds no mode, `find_center` does.
+
+    Args:
+      model: evaluates prior and likelihood.
+      rows: a nest of arrays `[M, ...]`.
+      total: the rows that they represent.
+      initial_state: where the search begins.
+      derivatives: the program of blocks, with Hessians.
+    """
+    count = len(tf.nest.flatten(rows)[0])
+    if is_simple(model):
+
+        @functools.lru_cache(maxsize=1)  # the value at a state is wanted before its derivatives
+        def at(theta: tuple[float, ...]) -> Sums:
+            flat = np.array(theta)
+            found = sums_in_memory(rows, None, flat, derivatives).times(total / count)
+            return with_prior(model, found, flat, initial_state)
+
+        def hessian_and_gradient(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            found = at((*theta,))
+            assert found.hessian is not None
+            return (found.hessian + found.hessian.T) / 2, found.gradient
+
+        flat = flatten_events(initial_state, 0)
+        ascent = newton_ascent(
+            lambda theta: at((*theta,)).log_likelihood,
+            hessian_and_gradient,
+            flat.numpy().astype(np.float64),
+            _MOST_STEPS,
+            float(np.finfo(flat.dtype.as_numpy_dtype).eps),
+            NEAR_ENOUGH,
+        )
+        if ascent is not None and ascent.is_mode:
+            return ascent.theta, -hessian_and_gradient(ascent.theta)[0]
+    pilot = PooledLogProb(model, rows, np.full([count], total / count, np.float32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the passes show how far the mode is
+        mode, _ = find_center(pilot, initial_state)
+    flat = flatten_events(mode, 0).numpy()
+    curvature = hessian_products(pilot, mode).matrices(flat).posterior
+    return flat.astype(np.float64), -curvature
+
+
+def with_prior(model: MinibatchLogProb, sums: Sums, theta: np.ndarray, like: State) -> Sums:
+    """Returns the derivatives of the log posterior at theta."""
+    program = kept_program(model, "prior", like, lambda: traced(_prior(model, like)))
+    dtype = tf.nest.flatten(like)[0].dtype
+    found = (x.numpy().astype(np.float64) for x in program(tf.constant(theta, dtype)))
+    value, gradient, hessian = found
+    return sums.plus(Sums(float(value), gradient, None if sums.hessian is None else hessian))
+
+
+def _prior(model: MinibatchLogProb, like: State) -> Any:
+    """Returns the function of theta, `[D]`, that gives the log prior and its derivatives."""
+
+    def prior(theta: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        probes = tf.eye(theta.shape[0], dtype=theta.dtype)
+        states = unflatten_events(tf.broadcast_to(theta, probes.shape), like, 0)
+        along = unflatten_events(probes, like, 0)
+        value, slope, bend = value_and_gradient(model.log_prior, states, along, connected=False)
+        return value[0], flatten_events(slope, 1)[0], flatten_events(bend, 1)
+
+    return prior
+
+
+def sums_in_memory(
+    rows: Any, weights: np.ndarray | None, theta: np.ndarray, derivatives: BlockDerivatives
+) -> Sums:
+    """Returns the sums over rows with weights, or all of weight 1, by the program of blocks."""
+    count, size, found = len(tf.nest.flatten(rows)[0]), derivatives.size, []
+    for start in range(0, count, size):
+        block = tf.nest.map_structure(lambda x, at=start: tf.constant(x[at : at + size]), rows)
+        here = min(size, count - start)
+        of_rows = None if weights is None else weights[start : start + size]
+        if here < size:
+            block = tf.nest.map_structure(lambda x: filled(x, size), block)
+            of_rows = np.pad(np.ones([here]) if of_rows is None else of_rows, (0, size - here))
+        found.append(derivatives(theta, block, of_rows))
+    return functools.reduce(Sums.plus, found)
