@@ -131,7 +131,8 @@ def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:
     """
     best, passes, failure = None, 0, None
     hierarchy = hierarchy_around(problem, state)
-    for share in _SHARES:
+    is_origin = not flatten_events(state, 0).numpy().any()  # no other start is nearer to it
+    for share in _SHARES[:1] if is_origin else _SHARES:
         start = tf.nest.map_structure(lambda x, share=share: share * x, state)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the pilot finds out whether the center is good enough

@@ -1,0 +1,33 @@
+"""The search for a mode begins again only where it has not begun before."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.adaptation import coordinates
+
+
+@pytest.mark.parametrize(("value", "starts"), [(0.0, [0.0]), (2.0, [2.0, 1.0, 0.0])])
+def test_a_search_that_failed_is_not_repeated_from_the_same_start(
+    value: float, starts: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The origin is the nearest start to itself. Negative control: another one has three starts."""
+    seen = []
+
+    def find_center(problem: Any, start: tf.Tensor, method: str) -> tuple[tf.Tensor, Any]:
+        del problem, method
+        seen.append(float(start[0]))
+        return start, SimpleNamespace(num_passes=5, log_prob=-1.0, converged=False)
+
+    monkeypatch.setattr(coordinates, "find_center", find_center)
+    problem = sgmcmc.MinibatchLogProb(
+        lambda x: -tf.reduce_sum(x**2, axis=-1), lambda x, batch: 0 * x[..., :1] * batch, np.ones(1)
+    )
+    passes = coordinates._find_center(problem, tf.constant([value, value], tf.float64))[1]
+    assert seen == starts and passes == 5 * len(starts)
