@@ -352,6 +352,7 @@ def test_a_last_step_beyond_the_stable_one_is_warned_of(
     assert [m[:30] for m in messages] == ["step_size must be below 0.019 "] * warns
 
 
+@pytest.mark.thorough
 def test_draws_are_kept_if_the_target_raises_at_the_last_state_only() -> None:
     """XLA leaves out the assertion, which the check of the last step, outside XLA, meets."""
 

@@ -99,6 +99,7 @@ class TestChain:
         with pytest.raises(ValueError, match="belongs to another run"):
             quietly(regression(), auto(directory=tmp_path), batch_size=12)
 
+    @pytest.mark.thorough
     def test_logs_show_the_measured_temperature(self, capsys, monkeypatch):
         monkeypatch.setattr(temperature_monitor, "ENOUGH", 0.0)  # else 40 steps are too few to tell
         callback = auto()

@@ -175,6 +175,7 @@ def test_weights_that_are_negative_or_zero_are_refused(weights, is_array):
         affine().fit(x, y, batch_size, sample_weight=weights, shuffle=False, callbacks=callbacks)
 
 
+@pytest.mark.thorough
 def test_pool_and_members_do_not_depend_on_the_kind_of_data(sampler):
     others = [
         run(Batches(), None, collect=sgmcmc.keras.Collect(0, 0)),

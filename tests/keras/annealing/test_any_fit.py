@@ -80,6 +80,7 @@ def run(x, y=None, model=None, sampler=None, **arguments):
 
 
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras says so of such data
+@pytest.mark.thorough
 def test_data_of_unknown_length_are_counted():
     """As after a filter. All but the length is as if it were known."""
     data = tf.data.Dataset.from_tensor_slices((X.reshape(N, 16), Y))

@@ -124,6 +124,7 @@ def test_convolutions_in_chains_with_scores_are_compiled_by_xla(make, monkeypatc
         errors(make(), IMAGES, with_scores=True, jit_compile=True)
 
 
+@pytest.mark.thorough
 def test_scores_over_masked_steps_are_gradients_of_single_examples():
     model = recurrent()
     state = [s[0] for s in states_of(model, TOKENS)]

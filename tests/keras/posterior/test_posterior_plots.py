@@ -61,6 +61,7 @@ def test_bands_of_predictions(line: Posterior) -> None:
     figure.canvas.draw()
 
 
+@pytest.mark.thorough
 def test_calibration_of_numbers(line: Posterior) -> None:
     axes = line.plot_calibration(X, Y).axes[0]
     levels, found = axes.lines[1].get_data()
