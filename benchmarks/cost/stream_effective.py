@@ -181,4 +181,4 @@ def show(rows: Iterator[Row]) -> Table:
 
 if __name__ == "__main__":
     named = {"ways": WAYS, "model": MODELS}
-    command_line.main(__doc__, run, show, choices=named)
+    command_line.main(__doc__, run, show, choices=named, table="cost.stream_effective")
