@@ -17,7 +17,6 @@ an example's expansion has its gradient and Hessian there, not their means under
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -30,6 +29,7 @@ from benchmarks.common import command_line
 from benchmarks.common.chains import compiled, effective_sizes
 from benchmarks.common.logistic import as_batch, gaussian_log_prior, log_likelihood
 from benchmarks.common.tables import Table
+from benchmarks.common.timing import processor_seconds
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_at_mode, whiten_by_normal
 from tfp_sgmcmc.adaptation.excess_variance import (
     FRICTION,
@@ -105,18 +105,13 @@ def measure(
     run = compiled(kernel, NUM_DRAWS, stride, num_burnin_steps=BURN_IN * stride)
     start = tf.random.stateless_normal([NUM_CHAINS, *zero.shape], [seed, 1], dtype=zero.dtype)
     run(start, None, tf.constant([seed, 2]))  # compiles
-    began = time.process_time()
-    states = run(start, None, tf.constant([seed, 3])).all_states.numpy()
-    seconds = time.process_time() - began
+    seconds, states = processor_seconds(
+        lambda: run(start, None, tf.constant([seed, 3])).all_states.numpy()
+    )
     ess = float(effective_sizes(states @ found.factor.T, cross_chain_dims=1).min())
     steps = (NUM_DRAWS + BURN_IN) * stride
-    return (
-        float(np.trace(covariance)) / len(z.T),
-        setting,
-        1e3 * seconds / steps,
-        ess,
-        seconds / ess,
-    )
+    trace = float(np.diag(covariance).mean())
+    return trace, setting, 1e3 * seconds / steps, ess, seconds / ess
 
 
 def run(*, problems: tuple[str, ...] = tuple(PROBLEMS), seed: int = 0) -> Iterator[Row]:

@@ -17,7 +17,6 @@ exponent from the size before is above 1.3; it is empty if there is none.
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -28,6 +27,7 @@ from benchmarks.common import command_line
 from benchmarks.common.environment import use_one_core
 from benchmarks.common.memory import in_new_process
 from benchmarks.common.tables import Table
+from benchmarks.common.timing import processor_seconds
 
 _CLIFF = 1.3
 _REPEATS = 5
@@ -65,13 +65,7 @@ def _step(**sizes: int) -> float:
     from benchmarks.suite.scaling import chain
 
     run, num_steps = chain(**sizes)
-    return 1e6 * min(_seconds(run) for _ in range(_REPEATS)) / num_steps
-
-
-def _seconds(run: Callable[[], Any]) -> float:
-    began = time.process_time()
-    run()
-    return time.process_time() - began
+    return 1e6 * min(processor_seconds(run)[0] for _ in range(_REPEATS)) / num_steps
 
 
 def _target(num_examples: int, dimension: int, parts: int = 1) -> Any:
@@ -104,7 +98,7 @@ def _parts(number: int) -> float:
     kernel = sgmcmc.SGLD(_target(1000, number, number), 1e-4)
     start = [tf.zeros([1])] * number if number > 1 else tf.zeros([1])
     options: dict[str, Any] = {"progress_bar": False, "preflight_check": False}
-    return _seconds(lambda: sgmcmc.sample_chain(kernel, start, 2, seed=0, **options))
+    return processor_seconds(lambda: sgmcmc.sample_chain(kernel, start, 2, seed=0, **options))[0]
 
 
 def _kept(number: int) -> float:
@@ -112,28 +106,21 @@ def _kept(number: int) -> float:
 
     target = _target(1000, 10)
     draws = np.random.default_rng(1).standard_normal([number // 4, 4, 10]).astype(np.float32)
-    return _seconds(lambda: sgmcmc.report({"theta": draws / 1000**0.5}, target))
+    return processor_seconds(lambda: sgmcmc.report({"theta": draws / 1000**0.5}, target))[0]
 
 
 def _whiten(dimension: int) -> float:
-    """Of a logistic regression with 10,000 rows."""
+    """Times `whiten` of a logistic regression with 10,000 rows."""
     import tensorflow as tf
 
     import tfp_sgmcmc as sgmcmc
+    from benchmarks.common.logistic import as_batch, gaussian_log_prior, log_likelihood
 
     rng = np.random.default_rng(0)
     x = rng.standard_normal([10_000, dimension]).astype(np.float32)
-    y = rng.integers(2, size=len(x)).astype(np.float32)
-
-    def log_likelihood(theta: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        x, y = batch
-        z = tf.linalg.matvec(x, theta)
-        return y * z - tf.nn.softplus(z)
-
-    target = sgmcmc.MinibatchLogProb(
-        lambda theta: -0.5 * tf.reduce_sum(theta**2, axis=-1), log_likelihood, (x, y), 100
-    )
-    return _seconds(lambda: sgmcmc.whiten(target, tf.zeros([dimension])))
+    data = as_batch(x, rng.integers(2, size=len(x)))
+    target = sgmcmc.MinibatchLogProb(gaussian_log_prior, log_likelihood, data, 100)
+    return processor_seconds(lambda: sgmcmc.whiten(target, tf.zeros([dimension])))[0]
 
 
 def _weights(number: int) -> float:
@@ -154,7 +141,7 @@ def _weights(number: int) -> float:
     )  # fmt: skip
     fit = lambda: model.fit(x, y, batch_size=32, verbose=0, callbacks=[sampler])  # noqa: E731
     fit()  # compiles
-    return 1e3 * min(_seconds(fit) for _ in range(3)) / 100
+    return 1e3 * min(processor_seconds(fit)[0] for _ in range(3)) / 100
 
 
 DIRECTIONS: Mapping[str, Direction] = {

@@ -1,4 +1,4 @@
-"""What an effective sample costs on data in files, beside the same data in memory.
+"""The cost of an effective sample on data in files, beside the same data in memory.
 
 A regression in memory-mapped `.npy` files, with nothing chosen. Each row of the table is a new
 process, which samples by
@@ -32,9 +32,9 @@ from __future__ import annotations
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -46,6 +46,7 @@ from benchmarks.common import command_line
 from benchmarks.common.memory import in_new_process
 from benchmarks.common.regression_files import MODELS, write
 from benchmarks.common.tables import Table
+from benchmarks.common.timing import processor_seconds
 
 WAYS = ("pool", "loaded", "memory", "HMC")
 _CHAINS, _STEP, _LEAPFROGS, _BURNIN = 8, 0.4, 4, 2
@@ -77,12 +78,11 @@ def measure(
     memory = 20 * some if way == "loaded" else some
     target, dataset, starts = stream(folder, model, num_examples, memory)
     start, setup, first = tf.zeros([dim]), float("nan"), len(starts)
+    given = in_memory(folder, target) if way == "memory" else target
     clocks = time.process_time(), time.perf_counter()
     if way == "HMC":
         sampler, (size, setup) = "HMC", whitened_hmc(target, start, hmc_results)
     else:
-        given = in_memory(folder, target) if way == "memory" else target
-        clocks = time.process_time(), time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = sgmcmc.sample(given, start, num_results, seed=0, progress_bar=False)
@@ -92,21 +92,18 @@ def measure(
     slope = gradient(model, start)
     seconds_of_pass(dataset.take(2), slope)  # which compiles
     read, one = (
-        float(np.median([_processor(lambda f=use: seconds_of_pass(dataset, f)) for _ in range(3)]))
-        for use in (lambda x, y: None, slope)
+        float(np.median([processor_seconds(f)[0] for _ in range(3)]))
+        for f in (
+            lambda: seconds_of_pass(dataset, lambda x, y: None),
+            lambda: seconds_of_pass(dataset, slope),
+        )
     )
     if way in ("pool", "loaded"):
-        setup = _processor(lambda: sgmcmc.draw_pool(target, start))
+        setup, _ = processor_seconds(lambda: sgmcmc.draw_pool(target, start))
     return Row(
         way, sampler, passes, size, setup, call, wall, 1e3 * call / size, 1e3 * wall / size, read,
         one, one / (call / size),
     )  # fmt: skip
-
-
-def _processor(call: Callable[[], Any]) -> float:
-    began = time.process_time()
-    call()
-    return time.process_time() - began
 
 
 def in_memory(folder: Path, target: sgmcmc.StreamedLogProb) -> sgmcmc.MinibatchLogProb:

@@ -27,9 +27,9 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -40,6 +40,7 @@ from benchmarks.common import command_line
 from benchmarks.common.memory import in_new_process, peak, start_peak
 from benchmarks.common.regression_files import write
 from benchmarks.common.tables import Table
+from benchmarks.common.timing import processor_seconds
 
 _POOL_ROWS, _MOST_ROWS = 50_000, 1_000_000  # rows in files
 
@@ -60,12 +61,6 @@ class Row(NamedTuple):
     ratio: float
     megabytes: float
     megabytes_before: float
-
-
-def processor_seconds(call: Callable[[], Any]) -> tuple[float, Any]:
-    began = time.process_time()
-    found = call()
-    return time.process_time() - began, found
 
 
 def measure(folder: Path, num_examples: int, num_features: int, repeats: int) -> Row:

@@ -26,21 +26,32 @@ def sum_over_chunks(
     Chunks have `size` examples, except for the first, which may have fewer. Without a probe the
     product is `()`.
     """
-    first = num_examples % size or size
 
     def chunk(start: Any, size: int) -> tuple[tf.Tensor, State, State]:
         return value_and_gradient(lambda s: fn(s, start, size), state, probe, connected=False)
 
-    def body(start: tf.Tensor, total: Any) -> tuple[tf.Tensor, Any]:
-        return start + size, tf.nest.map_structure(tf.add, total, chunk(start, size))
+    return total_of_chunks(chunk, num_examples, size)
 
-    _, total = tf.while_loop(
+
+def total_of_chunks(of_chunk: Callable[[Any, int], Any], num_examples: int, size: int) -> Any:
+    """Returns the sum of the nests `of_chunk(start, size)` over chunks of all examples.
+
+    Chunks have `size` examples, except for the first, which may have fewer.
+    """
+    first = num_examples % size or size
+    total = of_chunk(0, first)
+    if first == num_examples:
+        return total
+
+    def body(start: tf.Tensor, total: Any) -> tuple[tf.Tensor, Any]:
+        return start + size, tf.nest.map_structure(tf.add, total, of_chunk(start, size))
+
+    return tf.while_loop(
         lambda start, _: start < num_examples,
         body,
-        (tf.constant(first), chunk(0, first)),
+        (tf.constant(first), total),
         parallel_iterations=1,
-    )
-    return total
+    )[1]
 
 
 def with_given_gradient(fn: Callable[[State], tuple[tf.Tensor, State]], state: State) -> tf.Tensor:
@@ -124,13 +135,4 @@ def sum_values(
     many examples that their values at all states fit a cache; the first may have fewer.
     """
     size = min(num_examples, max(1, _CACHE // tf.nest.flatten(states)[0].shape[0]))
-    first = num_examples % size or size
-    total = fn(states, 0, first)
-    if first == num_examples:
-        return total
-    return tf.while_loop(
-        lambda start, _: start < num_examples,
-        lambda start, total: (start + size, total + fn(states, start, size)),
-        (tf.constant(first), total),
-        parallel_iterations=1,
-    )[1]
+    return total_of_chunks(lambda start, size: fn(states, start, size), num_examples, size)

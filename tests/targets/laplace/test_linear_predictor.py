@@ -5,6 +5,8 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
+from tests.targets.logistic_regression import log_likelihood as logistic
+from tests.targets.logistic_regression import log_prior
 from tfp_sgmcmc.targets.laplace import quadratic
 from tfp_sgmcmc.targets.laplace.linear_predictor import agrees, rank_one_hessian
 
@@ -15,26 +17,16 @@ Y = RNG.integers(2, size=N).astype(np.float64)
 THETA = RNG.standard_normal(D) / X.std(axis=0)
 
 
-def log_prior(theta: tf.Tensor) -> tf.Tensor:
-    return -0.5 * tf.reduce_sum(theta**2, axis=-1)
-
-
-def logistic(theta: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-    x, y = batch
-    z = tf.linalg.matvec(x, theta)
-    return y * z - tf.nn.softplus(z)
-
-
-def normal(theta: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+def normal(theta: tf.Tensor, batch: dict[str, tf.Tensor]) -> tf.Tensor:
     """The last entry is a log scale, so each row has a Hessian of rank two."""
-    x, y = batch
+    x, y = batch["x"], batch["y"]
     z = tf.linalg.matvec(x[..., :-1], theta[..., :-1])
     log_scale = theta[..., -1, tf.newaxis]
     return -log_scale - 0.5 * ((y - z) * tf.exp(-log_scale)) ** 2
 
 
 def target(log_likelihood) -> sgmcmc.MinibatchLogProb:
-    return sgmcmc.MinibatchLogProb(log_prior, log_likelihood, (X, Y), 10, dtype="float64")
+    return sgmcmc.MinibatchLogProb(log_prior, log_likelihood, {"x": X, "y": Y}, 10, dtype="float64")
 
 
 @pytest.mark.parametrize("chunk", [2**22, 50 * D])
@@ -75,13 +67,13 @@ def test_one_wrong_entry_is_found() -> None:
 def test_parts_of_a_state(monkeypatch) -> None:
     monkeypatch.setattr(quadratic, "LEAST_WORK", 0)
 
-    def linear(a: tf.Tensor, b: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+    def linear(a: tf.Tensor, b: tf.Tensor, batch: dict[str, tf.Tensor]) -> tf.Tensor:
         return logistic(tf.concat([a, b[..., tf.newaxis]], axis=-1), batch)
 
     problem = sgmcmc.MinibatchLogProb(
         lambda a, b: log_prior(a) - 0.5 * b**2,
         linear,
-        (X, Y),
+        {"x": X, "y": Y},
         10,
         dtype="float64",
     )

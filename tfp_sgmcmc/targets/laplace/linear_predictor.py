@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.internal.xla import traced
+from tfp_sgmcmc.targets.chunking import total_of_chunks
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.scores import mapped_scores
 
@@ -57,14 +58,7 @@ def rank_one_hessian(
     @traced
     def sums(flat: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         theta = unflatten_events(flat, like, 0)
-        first = num_rows % size or size
-
-        def body(start: tf.Tensor, *total: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            found = rows(theta, start, size)
-            return start + size, total[0] + found[0], total[1] + found[1]
-
-        start = tf.constant(first), *rows(theta, 0, first)
-        return tf.while_loop(lambda k, *_: k < num_rows, body, start, parallel_iterations=1)[1:]
+        return total_of_chunks(lambda start, size: rows(theta, start, size), num_rows, size)
 
     def gradient_and_hessian(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         gradient, hessian = sums(tf.constant(theta, dtype))

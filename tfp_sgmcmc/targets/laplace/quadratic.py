@@ -29,6 +29,7 @@ from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 GUARD = 1.5
 HessianForm = Literal["auto", "full", "low_rank", "diag"]
 MOST_DIMENSIONS = 4096
+# Products with vectors then raise what the user's functions are to blame for.
 _NOT_VECTORIZED = LookupError, NotImplementedError, ValueError, tf.errors.OpError
 _BLOCK = 64  # columns of a Hessian that are evaluated at once
 
@@ -152,7 +153,6 @@ class HessianFunction:
         self._dtype = tf.nest.flatten(like)[0].dtype
         self._dim = flatten_events(like, 0).shape[0]
         work = target.num_examples * self._dim**2
-        self._programs = dict[tuple[int, bool], Any]()
         # Other targets have rows elsewhere, or sums of their own.
         self._has_predictor = type(target) is MinibatchLogProb and work >= LEAST_WORK
 
@@ -198,10 +198,13 @@ class HessianFunction:
         count = -(-len(vectors) // blocks)
         padded = np.zeros([blocks * count, self._dim])
         padded[: len(vectors)] = vectors
-        key, at = (count, with_likelihood), tf.constant(theta, self._dtype)
-        if key not in self._programs:
-            self._programs[key] = self._compile(*key)
-        run = self._programs[key]
+        run = kept_program(
+            self._target,
+            f"Hessians times {count} vectors, {with_likelihood=}",
+            self._like,
+            lambda: self._compile(count, with_likelihood),
+        )
+        at = tf.constant(theta, self._dtype)
         found = [run(at, tf.constant(v, self._dtype)) for v in np.split(padded, blocks)]
         likelihood, prior, gradient = (
             np.concatenate(x)[: len(vectors)].astype(np.float64) for x in zip(*found, strict=True)
