@@ -7,6 +7,7 @@ python -m examples.movie_recommendations
 
 import keras
 import numpy as np
+import tensorflow_probability as tfp
 from keras import layers
 
 import tfp_sgmcmc as sgmcmc
@@ -37,12 +38,19 @@ def main() -> dict[str, float]:
     model = keras.Model([user, film], layers.Flatten()(product + biases))
     loss = sgmcmc.keras.losses.GaussianNLL(scale=0.5)
     model.compile(keras.optimizers.Adam(0.01), loss, jit_compile=False)
-    epochs = train(model, x, y)
+    train(model, x, y)
     trained = at_the_weights(model).evaluate(x_test, y_test)
 
-    sampler = sgmcmc.keras.SamplerCallback()  # starts anew, and uses all rows
-    model.fit(x, y, epochs=epochs, callbacks=[sampler], verbose=0)
-    return compared(trained, sampler.posterior.evaluate(x_test, y_test))
+    sampler = sgmcmc.keras.SamplerCallback(
+        lambda target: sgmcmc.NOGIN(target, step_size=0.03, friction=3.0, covariance="diag"),
+        prior=tfp.distributions.Normal(0.0, 1.0),
+        collect=sgmcmc.keras.Collect(1000, 49),
+        num_examples=800,
+        seed=0,
+    )
+    data = sampler.resident(x, y, batch_size=200, steps_per_call=500, steps_per_epoch=5000)
+    model.fit(data, callbacks=[sampler], verbose=0)
+    return compared(trained, sampler.posterior.evaluate(x_test, y_test), "posterior")
 
 
 if __name__ == "__main__":

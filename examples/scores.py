@@ -33,9 +33,12 @@ def train(model: keras.Model, x: Any, y: np.ndarray, patience: int = 20) -> int:
     return len(history.epoch)
 
 
-def compared(trained: Any, members: Any) -> dict[str, float]:
-    """Returns the numbers of two results of `Posterior.evaluate`, of Adam's weights and members."""
-    both = {"Adam": trained._asdict(), "ensemble": members._asdict()}
+def compared(trained: Any, sampled: Any, kind: str = "ensemble") -> dict[str, float]:
+    """Returns the numbers of two results of `Posterior.evaluate`, of Adam's weights and samples.
+
+    `kind` says what the samples are.
+    """
+    both = {"Adam": trained._asdict(), kind: sampled._asdict()}
     return {
         f"{name}: {key.replace('_', ' ')}": value
         for key in trained._fields
