@@ -23,7 +23,7 @@ NUM_CHAINS, NUM_STATES = 5, 80
 _FIRST_TEMPERATURE, _LAST_TEMPERATURE = 0.3, 0.01
 _RELAXATION = 100.0  # factor of the prior's variance from the first step to the last
 _LARGEST_STEP, _LAST_SHARE, _STEP_FALLS = 2.0, 0.1, 0.8
-_LARGEST_ADAPTIVE_STEP, _MASS_AVERAGING = 3e-3, 0.01
+_LARGEST_ADAPTIVE_STEP, _MASS_AVERAGING, _COLDER = 3e-3, 0.01, 0.01
 _ROWS = 512  # that show the size of the inputs
 _UNEVEN = (  # layers whose weights have gradients of very unlike sizes
     keras.layers.Embedding,
@@ -42,8 +42,8 @@ class AnnealedEnsemble:
     `layer_masses`, the prior N(0, 2 100^t / m) for weights and N(0, 100^t) for other variables,
     the temperature \( 0.3\, (0.01 / 0.3)^t \), and the largest learning rate 2, which falls to 0.2
     by a cosine over the last fifth. In models with trainable embeddings, attention or recurrent
-    layers, masses follow the gradients (`mass_averaging` of 0.01), and the learning rates are 0.003
-    and 0.0003. All chains see the same batches, but each row of a pool is
+    layers, masses follow the gradients (`mass_averaging` of 0.01), the learning rates are 0.003 and
+    0.0003, and temperatures are a hundredth of these. All chains see the same batches, but each row of a pool is
     hidden from two of them (see `RowsOfChains`): it counts for nothing in their gradients, and N is
     the number of rows that a chain sees. These chains tell afterwards from which part of the run
     predictions are taken (see `choose_windows`). Inputs of layers are measured on the pool.
@@ -107,6 +107,7 @@ class AnnealedEnsemble:
         found = layer_masses(model, rows if self._pool is None else self._pool.x)
         k, adapts = self.num_steps, _has_uneven_layers(model)
         largest = _LARGEST_ADAPTIVE_STEP if adapts else _LARGEST_STEP
+        share = _COLDER if adapts else 1.0
         self._kernel = {
             "step_size": CosineTail(largest, _LAST_SHARE * largest, k, _STEP_FALLS),
             "mass_averaging": _MASS_AVERAGING if adapts else None,
@@ -114,7 +115,7 @@ class AnnealedEnsemble:
             "prior_variance": [m.variance for m in found],
             "centers": [(k, m.bias, m.center) for k, m in enumerate(found) if m.bias is not None],
             "prior_scale": GeometricDecay(1.0, _RELAXATION, k),
-            "temperature": GeometricDecay(_FIRST_TEMPERATURE, _LAST_TEMPERATURE, k),
+            "temperature": GeometricDecay(share * _FIRST_TEMPERATURE, share * _LAST_TEMPERATURE, k),
         }
 
     def make_kernel(self, target: Any) -> AnnealedSGHMC:
