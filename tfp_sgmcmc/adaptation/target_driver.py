@@ -20,6 +20,7 @@ from tfp_sgmcmc.adaptation.hmc import TimedHMC
 from tfp_sgmcmc.adaptation.independent_draws import independent_draws
 from tfp_sgmcmc.adaptation.langevin import LangevinSelector
 from tfp_sgmcmc.adaptation.modes import far_starts, find_other_mode, value_and_gradient_of_z
+from tfp_sgmcmc.adaptation.noncentering import repeats_prior
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, prior_widths
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, settled
@@ -103,6 +104,12 @@ class KernelSelector:
                     "UnderdampedLangevin with minibatches was not tried, because a gradient of all "
                     f"{num_examples:,} examples costs no more than one of a few."
                 )
+            return self.with_all_examples(num_results)
+        if repeats_prior(self._problem.bijector):
+            self._runs.dropped.append(
+                "UnderdampedLangevin with minibatches was not tried, because each example's "
+                "gradient would evaluate the prior of all effects."
+            )
             return self.with_all_examples(num_results)
         langevin = LangevinSelector(self._problem, found, self._runs, self._noise_seed)
         prepared = langevin()
@@ -268,7 +275,7 @@ def sample_target(
     tell(prepared.lines, progress_bar)
     goal = min(min_ess, 0.5 * num_results * num_chains)
     for attempt in range(1, _MOST_RUNS + 1):
-        choices = prepared.choices
+        choices, loop = prepared.choices, prepared.loop if run is None else None
         result = run_kernel(
             prepared.kernel,
             prepared.choices.first_state,
@@ -282,6 +289,7 @@ def sample_target(
             checkpoint_seconds=checkpoint_seconds,
             preflight_check=False,
             view=prepared.bijector.forward,
+            make_loop=None if loop is None else lambda *_, loop=loop, **__: loop,
         )
         found = check_draws(result, prepared, check_seed, goal, settings.problem)
         if not found.is_wrong or not result.is_complete or attempt == _MOST_RUNS:
