@@ -12,10 +12,13 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from tests.harness.fast_settings import fast_settings
 from tfp_sgmcmc.adaptation import fallback, nuts
-from tfp_sgmcmc.adaptation.centered_hierarchy import find_centered_hierarchy, hierarchy_around
 from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode
-from tfp_sgmcmc.adaptation.noncentering import noncentered
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
+from tfp_sgmcmc.adaptation.priors.centered_hierarchy import (
+    find_centered_hierarchy,
+    hierarchy_around,
+)
+from tfp_sgmcmc.adaptation.priors.noncentering import noncentered
+from tfp_sgmcmc.adaptation.priors.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.target_arguments import as_problem
 from tfp_sgmcmc.adaptation.typical_set import typical_starts
 from tfp_sgmcmc.sampling.run import run_kernel

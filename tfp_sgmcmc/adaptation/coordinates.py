@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.adaptation.centered_hierarchy import hierarchy_around
-from tfp_sgmcmc.adaptation.prior_scale import (
+from tfp_sgmcmc.adaptation.priors.centered_hierarchy import hierarchy_around
+from tfp_sgmcmc.adaptation.priors.prior_scale import (
     NotNearGaussian,
     check_proper,
     curved_over_widths,

@@ -13,16 +13,16 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.adaptation.centered_hierarchy import (
+from tfp_sgmcmc.adaptation.coordinates import standardize
+from tfp_sgmcmc.adaptation.nuts import MAX_TREE_DEPTH, run_nuts_pilot
+from tfp_sgmcmc.adaptation.pilot import Gradients, WhitenedGradients, dispersed_starts
+from tfp_sgmcmc.adaptation.priors.centered_hierarchy import (
     CenteredHierarchy,
     find_centered_hierarchy,
     hierarchy_around,
 )
-from tfp_sgmcmc.adaptation.coordinates import standardize
-from tfp_sgmcmc.adaptation.noncentering import noncentered
-from tfp_sgmcmc.adaptation.nuts import MAX_TREE_DEPTH, run_nuts_pilot
-from tfp_sgmcmc.adaptation.pilot import Gradients, WhitenedGradients, dispersed_starts
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
+from tfp_sgmcmc.adaptation.priors.noncentering import noncentered
+from tfp_sgmcmc.adaptation.priors.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel, trace_divergences
 from tfp_sgmcmc.adaptation.typical_set import TypicalStarts, typical_starts
 from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors

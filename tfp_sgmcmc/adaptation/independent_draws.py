@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_by_normal
 from tfp_sgmcmc.adaptation.modes import NUM_STARTS
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
-from tfp_sgmcmc.adaptation.prior_scale import state_at
+from tfp_sgmcmc.adaptation.priors.prior_scale import state_at
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import (
     Certificate,

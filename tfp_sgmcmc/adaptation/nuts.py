@@ -10,7 +10,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, check_proper, state_at
+from tfp_sgmcmc.adaptation.priors.prior_scale import NotNearGaussian, check_proper, state_at
 from tfp_sgmcmc.adaptation.settings import trace_divergences
 from tfp_sgmcmc.adaptation.typical_set import TypicalStarts
 from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors

@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from scipy.sparse import csgraph
 
-from tfp_sgmcmc.adaptation.location_scale import ROUNDING, dependence, rows_around
-from tfp_sgmcmc.adaptation.prior_scale import prior_slopes
+from tfp_sgmcmc.adaptation.priors.location_scale import ROUNDING, dependence, rows_around
+from tfp_sgmcmc.adaptation.priors.prior_scale import prior_slopes
 from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
 
@@ -101,9 +100,13 @@ def _are_blocks(depends: np.ndarray, more: np.ndarray, before: np.ndarray) -> bo
 
 
 def _labels(depends: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-    """Returns the number of each entry's component in the graph of the chosen ones."""
+    """Returns the first entry of each entry's component in the graph of the chosen ones."""
     graph = (depends | depends.T) & chosen & chosen[:, np.newaxis]
-    return csgraph.connected_components(graph, directed=False)[1]
+    graph |= np.eye(len(graph), dtype=bool)
+    labels, before = np.arange(len(graph)), None
+    while before is None or (labels != before).any():
+        labels, before = np.where(graph, labels, len(graph)).min(axis=1), labels
+    return labels
 
 
 def _blocks(depends: np.ndarray, chosen: np.ndarray) -> np.ndarray:

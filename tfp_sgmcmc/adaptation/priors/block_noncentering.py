@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.adaptation.prior_scale import density_of_effects
+from tfp_sgmcmc.adaptation.priors.prior_scale import density_of_effects
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.base import value_and_gradient
