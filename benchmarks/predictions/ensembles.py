@@ -5,7 +5,8 @@ A network, by default d-50-50-classes with ReLU, is trained by Adam (learning ra
 epochs (`--patience`), and goes back to its best weights. "Adam" is one such network, "DE5" the mean
 prediction of five, and "annealed" is `fit` with `SamplerCallback()` and no other argument, on all
 rows, with as many gradients for each of its five chains as a member took on average. "convnet" and
-"batchnorm" are networks of images (see `networks.py`). Regressions have a mean and a scale. Splits
+"batchnorm" are networks of images, "embeddings" and "transformer" of words (see `networks.py`).
+Regressions have a mean and a scale. Splits
 have numbers; test rows are 20 %, or half of the stored data, of which `--rows` are taken. Dense
 members are trained in one compiled program (see `side_by_side.py`), unless `--by-fit` is given.
 

@@ -1,4 +1,4 @@
-"""`SamplerCallback()` against a deep ensemble, with networks of convolutions.
+"""`SamplerCallback()` against a deep ensemble, with networks of convolutions, words and attention.
 
 The methods, scores and options are those of `python -m benchmarks.predictions.ensembles`.
 """
@@ -11,7 +11,7 @@ from benchmarks.common import command_line
 from benchmarks.predictions import ensembles
 from benchmarks.predictions.tabular import TABLES
 
-PROBLEMS = ("convnet", "batchnorm")
+PROBLEMS = ("convnet", "batchnorm", "embeddings", "transformer")
 
 if __name__ == "__main__":
     run = functools.partial(ensembles.run, problems=PROBLEMS)

@@ -1,4 +1,4 @@
-"""Networks of the comparison of ensembles other than dense ones: of images."""
+"""Networks of the comparison of ensembles other than dense ones: of images and of words."""
 
 from __future__ import annotations
 
@@ -24,3 +24,30 @@ def normalized_convnet(x: Any) -> Any:
         x = L.ReLU()(L.BatchNormalization()(x))
         x = L.MaxPooling2D()(x)
     return L.Flatten()(x)
+
+
+@keras.saving.register_keras_serializable("tfp_sgmcmc.benchmarks")
+class Positions(L.Layer):
+    """Adds a trainable vector for each place of a sequence."""
+
+    def build(self, shape: Any) -> None:
+        self.places = self.add_weight(shape=shape[1:], initializer="uniform", name="embeddings")
+
+    def call(self, x: Any) -> Any:
+        return x + self.places
+
+
+def transformer(x: Any) -> Any:
+    """Keras' "Text classification with Transformer" at a half of its size, up to the last layer."""
+    x = Positions()(L.Embedding(4000, 16)(x))
+    x = L.LayerNormalization()(x + L.Dropout(0.1)(L.MultiHeadAttention(2, 16)(x, x)))
+    y = L.Dense(16)(L.Dense(16, "relu")(x))
+    x = L.LayerNormalization()(x + L.Dropout(0.1)(y))
+    x = L.Dropout(0.1)(L.GlobalAveragePooling1D()(x))
+    return L.Dropout(0.1)(L.Dense(20, "relu")(x))
+
+
+def bag_of_embeddings(x: Any) -> Any:
+    """The mean of trainable embeddings of words, up to the last layer."""
+    x = L.GlobalAveragePooling1D()(L.Embedding(4000, 16)(x))
+    return L.Dropout(0.3)(L.Dense(20, "relu")(x))

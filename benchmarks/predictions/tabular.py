@@ -121,6 +121,15 @@ def _docstrings(rows: int = ROWS) -> Table:
     return Table((words[:, :, np.newaxis] == common).any(axis=1), y, 6, is_scaled=True)
 
 
+def _words(network: Callable[[Any], Any]) -> Loader:
+    def load(rows: int = ROWS) -> Table:
+        del rows
+        words, y, _ = docstrings()
+        return Table(words, y, 6, is_scaled=True, network=network)
+
+    return load
+
+
 def _stored(name: str, num_classes: int, **options: Any) -> Loader:
     def load(rows: int = ROWS) -> Table:
         x, y = _sample(getattr(datasets, name)(), rows)
@@ -178,6 +187,8 @@ TABLES: dict[str, Loader] = {
     ),
     "rare": _made("classification", 2, n_samples=1000, weights=[0.95], flip_y=0.02),
     "docstrings": _docstrings,
+    "transformer": _words(networks.transformer),
+    "embeddings": _words(networks.bag_of_embeddings),
     "kdd": _connections,
     "pima": _stored("pima", 2),
     "letter": _stored("letter", 26, test_share=0.5),
@@ -187,4 +198,4 @@ TABLES: dict[str, Loader] = {
     "convnet": _stored("mnist", 10, **_IMAGES, network=networks.convnet),
     "batchnorm": _stored("mnist", 10, **_IMAGES, network=networks.normalized_convnet),
 }
-NETWORKS = ("convnet", "batchnorm")  # which have a network
+NETWORKS = ("convnet", "batchnorm", "transformer", "embeddings")  # which have a network

@@ -92,6 +92,7 @@ def test_results_keep_their_form(dtype: Any, chains: list[int]) -> None:
         ({"prior_variance": 0.0}, "prior_variance must be"),
         ({"momentum_loss": 1.5}, "momentum_loss must be"),
         ({"averaging": 0.0}, "averaging must be"),
+        ({"mass_averaging": 2.0}, "mass_averaging must be"),
         ({"noise_limit": 0.0}, "noise_limit must be"),
     ],
 )
@@ -123,3 +124,40 @@ def test_with_centers_a_step_is_that_of_centred_inputs() -> None:
         (w, b), _ = centred.one_step([w, b], centred.bootstrap_results([w, b]), seed=SEED)
         np.testing.assert_allclose(w, w_plain, rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(b + tf.reduce_sum(c * w, axis=1), a, rtol=1e-3, atol=1e-3)
+
+
+def test_masses_that_follow_the_gradients_are_those_of_the_equations() -> None:
+    """Two chains with weights and a bias take two steps without noise; here in double precision."""
+    x = np.random.default_rng(1).normal(size=[N, 2]) * [1.0, 30.0]
+    target = sgmcmc.MinibatchLogProb(
+        lambda w, a: tf.zeros_like(a),
+        lambda w, a, batch: -0.5 * (batch[1] - tf.linalg.matvec(batch[0], w) - a[..., None]) ** 2,
+        (x, VALUES.astype(np.float64)), N)  # fmt: skip
+    m0, s, cap, w, gamma = [np.array([3.0, 2.0]), 1.0], [0.5, 2.0], 0.01, 4.0, 0.25
+    kernel = AnnealedSGHMC(
+        target, cap, m0, s, w, temperature=1e-30, noise_limit=0.2, mass_averaging=gamma
+    )
+    theta = [np.array([[0.3, -0.2], [1.0, 0.5]]), np.array([2.0, -1.0])]
+    state = [tf.constant(part) for part in theta]
+    results = kernel.bootstrap_results(state)
+    assert [u.shape for u in results.squares] == [part.shape for part in state]
+    v, u, mean = [np.zeros_like(part) for part in theta], [], 0.0
+    for k in range(2):
+        state, results = kernel.one_step(state, results, seed=SEED)
+        off = theta[0] @ x.T + theta[1][:, np.newaxis] - VALUES
+        g = [off @ x / N, off.mean(axis=1)]
+        if k == 0:
+            u = [np.mean(g[0] ** 2, axis=1, keepdims=True) + 0 * g[0], g[1] ** 2]
+        u = [a + gamma * (b**2 - a) for a, b in zip(u, g, strict=True)]
+        m = [np.sqrt(a * b) + cap / (N * c * w) for a, b, c in zip(u, m0, s, strict=True)]
+        q = np.sum(g[0] ** 2 / m[0], axis=1) + g[1] ** 2 / m[1]
+        mean = q if k == 0 else mean + 0.05 * (q - mean)
+        rate = np.minimum(cap, 0.2 / mean)
+        rates = rate[:, np.newaxis], rate
+        for j in range(2):
+            v[j] = 0.9 * v[j] - rates[j] * (g[j] + theta[j] / (N * s[j] * w)) / m[j]
+            theta[j] = theta[j] + v[j]
+        for found, want in zip([*state, *results.squares], [*theta, *u], strict=True):
+            np.testing.assert_allclose(found, want, rtol=1e-9)
+    constant = AnnealedSGHMC(target, cap, m0, s, w, temperature=1e-30).bootstrap_results(state)
+    assert constant.squares == ()

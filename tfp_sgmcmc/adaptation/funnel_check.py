@@ -188,13 +188,14 @@ class _Funnel:
         self._inverse = np.linalg.inv(self._basis)
         self._ends = np.quantile(s, _ENDS)
         powers, x = self._powers(s), others @ self._basis
+        least_squares = np.linalg.pinv(powers)
         # The thirds are two deviations apart.
         log_width = np.outer(s, np.log(np.maximum(squares, 1e-12)) / 4)
         for _ in range(rounds):  # narrow places decide on the locations, and these on the widths
             weights = np.exp(np.clip(-2 * (log_width - log_width.mean(axis=0)), -20, 20))
             self._location = _fits(powers, x, weights)
             off = np.maximum(np.abs(x - powers @ self._location), 1e-300)
-            self._width = np.linalg.lstsq(powers, np.log(off), rcond=None)[0]
+            self._width = least_squares @ np.log(off)
             log_width = powers @ self._width
         rates = (s - s.mean()) @ log_width / s.var() / len(s)
         self.strength = float(np.sum(rates[np.abs(rates) > _LEAST_RATE] ** 2))
@@ -216,8 +217,9 @@ class _Funnel:
 
 def _fits(powers: np.ndarray, x: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Returns coefficients of weighted least squares for each column of x, `[powers, columns]`."""
-    squares = np.einsum("ni,nj,nk->kij", powers, powers, weights)
-    products = np.einsum("ni,nk->ki", powers, weights * x)
+    num, pairs = powers.shape[-1], powers[:, :, np.newaxis] * powers[:, np.newaxis]
+    squares = (weights.T @ pairs.reshape(len(powers), -1)).reshape(-1, num, num)
+    products = (weights * x).T @ powers
     ridge = 1e-9 * np.trace(squares, axis1=1, axis2=2)[:, np.newaxis, np.newaxis]
-    squares += ridge * np.eye(powers.shape[-1])
+    squares += ridge * np.eye(num)
     return np.linalg.solve(squares, products[..., np.newaxis])[..., 0].T

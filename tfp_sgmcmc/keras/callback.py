@@ -43,7 +43,9 @@ class SamplerCallback(keras.callbacks.Callback):
     Without a kernel, `SamplerCallback()` answers "what does the network predict, and how sure is
     it?". Five chains run side by side in one `fit`: SGHMC with a mass for each layer
     (`AnnealedSGHMC`) and the first one around its mean input, a prior that is tight at first and
-    then relaxes, and a temperature that falls from 0.3 to 0.01. Each of min(0.4 N, 400) rows is
+    then relaxes, and a temperature that falls from 0.3 to 0.01. Where a model has trainable
+    embeddings, attention or recurrent layers, each weight has a mass of its own, which follows its
+    gradients. Each of min(0.4 N, 400) rows is
     hidden from two of the chains, and with these rows the parts of the run are chosen whose states
     predict best. `predict` averages over them. Nothing is to be set. Chains start from the layers'
     initialisers, unless `chains` says otherwise. The number of epochs is about what one network
@@ -215,12 +217,12 @@ class SamplerCallback(keras.callbacks.Callback):
 
     Raises:
       ValueError: numbers out of range. In `fit`: with the annealed ensemble, `EarlyStopping`, which
-        would stop it before it has cooled, or a model with trainable embeddings or attention; a
-        model that is not compiled, has no trainable weights, overrides `train_step` or
-        `compute_loss`, or has constraints; a Keras loss that is not a likelihood, such as squared
-        errors; a prior that does not fit the variables; an epoch that does not have N examples;
-        dependent batches for a kernel that expects others; outputs that are not the probabilities
-        that the loss expects; another problem than the chain's; NaN in the initial weights.
+        would stop it before it has cooled; a model that is not compiled, has no trainable weights,
+        overrides `train_step` or `compute_loss`, or has constraints; a Keras loss that is not a
+        likelihood, such as squared errors; a prior that does not fit the variables; an epoch that
+        does not have N examples; dependent batches for a kernel that expects others; outputs that
+        are not the probabilities that the loss expects; another problem than the chain's; NaN in
+        the initial weights.
       MemoryError: in `fit`, kept states and the kernel's results would not fit into memory.
       OSError: in `fit`, the samples would not fit on the disk of the `output`.
       TypeError: arguments of a wrong type. In `fit`: `kernel` returns no kernel.

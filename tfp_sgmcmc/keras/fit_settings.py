@@ -18,7 +18,6 @@ from tfp_sgmcmc.keras.annealing.annealed_ensemble import (
     AnnealedEnsemble,
     check_alone,
     check_chains,
-    check_layers,
 )
 from tfp_sgmcmc.keras.chain.chain import Chain, check_variables, recorded_variables
 from tfp_sgmcmc.keras.chain.noise_monitor import noise_monitor
@@ -204,7 +203,6 @@ class FitSettings:
             num_batches = source.count_batches()
         if self.ensemble is not None:
             assert self.num_chains is not None  # checked
-            check_layers(model)
             num_steps = (num_batches or 0) * num_epochs
             self.ensemble.settle(source, self.num_examples, self.num_chains, num_steps)
             preflight.has_relative_weights = self.ensemble.rows_of_chains is not None

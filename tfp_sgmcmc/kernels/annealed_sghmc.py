@@ -17,13 +17,15 @@ _MOST_NOISE = 4.0  # larger squared gradients than this many running means are c
 
 
 class AnnealedSGHMCResults(NamedTuple):
-    """Results of a step of `AnnealedSGHMC`: the fields of all kernels and three more.
+    """Results of a step of `AnnealedSGHMC`: the fields of all kernels and four more.
 
     Attributes:
       momentum: the velocity v, in the structure of the state.
       kinetic_temperature: the mean of N m v^2 / l over the coordinates, `[chains...]`. It is near T
         where the noise of the gradient is small.
       squared_gradient: S, the running mean of Q, `[chains...]`; 0 before the first step.
+      squares: u, the running means of squared gradients, in the structure of the state; `()` if
+        masses are constant.
     """
 
     target_log_prob: tf.Tensor
@@ -35,6 +37,7 @@ class AnnealedSGHMCResults(NamedTuple):
     momentum: State
     kinetic_temperature: tf.Tensor
     squared_gradient: tf.Tensor
+    squares: Any
 
 
 class AnnealedSGHMC(StochasticGradientKernel):
@@ -58,6 +61,19 @@ class AnnealedSGHMC(StochasticGradientKernel):
     \), the friction a / h and the momentum \( p = m v / h \), for a posterior with the prior
     N(0, s w(t)) at the temperature T(t). It takes nothing off for the noise of g, but makes the
     step small where that noise is large.
+
+    With a `mass_averaging` \( \gamma \), each mass follows the coordinate's gradients, as in Adam:
+
+    \[
+    u_j \leftarrow u_j + \gamma\, (g_j^2 - u_j), \qquad
+    m_j = \sqrt{u_j\, m^0_j} + \frac{\ell_{\max}(t)}{N\, s_j\, w(t)},
+    \]
+
+    where \( m^0 \) is the argument `mass`, and u begins with the mean of \( g^2 \) over the
+    coordinates of a part. The second term keeps steps stable for the prior where there is no
+    gradient. Rows of an embedding whose words are rare, and the weights of attention, move far too
+    slowly with constant masses. Here \( \ell_{\max} \) is the step of a coordinate in units of
+    \( 1 / \sqrt{m^0_j} \).
 
     Parts may be the weights W and biases b of a layer whose inputs have the mean c. Then it is the
     outputs at the mean input, \( a = b + \sum_i c_i W_i \), that take the place of b in all of
@@ -102,6 +118,7 @@ class AnnealedSGHMC(StochasticGradientKernel):
       momentum_loss: a, the share of the velocity that a step takes away, in (0, 1].
       noise_limit: r. Infinity leaves the step as it is.
       averaging: \( \beta \), the weight of a step's Q in the running mean, in (0, 1].
+      mass_averaging: \( \gamma \), in (0, 1]; None keeps the masses constant.
 
     Raises:
       ValueError: an argument is out of range.
@@ -110,6 +127,9 @@ class AnnealedSGHMC(StochasticGradientKernel):
     References:
       T. Chen, E. B. Fox and C. Guestrin. Stochastic gradient Hamiltonian Monte Carlo. ICML, 2014.
       Equation 15: the update by learning rate and momentum, with \( \hat\beta = 0 \).
+
+      D. P. Kingma and J. Ba. Adam: a method for stochastic optimization. ICLR, 2015. Algorithm 1:
+      steps by the root of the mean squared gradient.
     """
 
     def __init__(
@@ -124,11 +144,13 @@ class AnnealedSGHMC(StochasticGradientKernel):
         momentum_loss: float = 0.1,
         noise_limit: float = 0.2,
         averaging: float = 0.05,
+        mass_averaging: float | None = None,
     ):
         settings = ("step_size", "mass", "prior_variance", "prior_scale", "temperature")
         super().__init__(locals(), settings)
-        for name in ("momentum_loss", "averaging"):
-            number(name, self._parameters[name], "in (0, 1]", lambda x: 0 < x <= 1)
+        for name in ("momentum_loss", "averaging", "mass_averaging"):
+            if name != "mass_averaging" or mass_averaging is not None:
+                number(name, self._parameters[name], "in (0, 1]", lambda x: 0 < x <= 1)
         positive("noise_limit", noise_limit)
 
     def _init_results(self, state: State) -> AnnealedSGHMCResults:
@@ -141,6 +163,7 @@ class AnnealedSGHMC(StochasticGradientKernel):
             momentum=tf.nest.map_structure(tf.zeros_like, state),
             kinetic_temperature=zeros,
             squared_gradient=zeros,
+            squares=tf.nest.map_structure(tf.zeros_like, state) if self._adapts_mass else (),
         )
 
     def _update(
@@ -160,6 +183,14 @@ class AnnealedSGHMC(StochasticGradientKernel):
         given = getattr(self._target, "examples_of_chains", self._target.num_examples)
         n = tf.cast(given, estimate.log_prob.dtype)
         g = map_parts(lambda x: scaled(-1 / n, x), self._gradient_of_centered(estimate.gradient))
+        squares = results.squares
+        if self._adapts_mass:
+            squares = self._mean_squares(squares, g, step, chain_ndims)
+            of_prior = cap / (n * w)
+            m = map_parts(
+                lambda u, m, s: tf.sqrt(u * m) + scaled(of_prior, tf.ones_like(u)) / s,
+                squares, m, s,
+            )  # fmt: skip
         q = sum_events(map_parts(lambda g, m: g**2 / m, g, m), chain_ndims)
         mean = tf.where(results.step == 0, q, results.squared_gradient)
         most = _MOST_NOISE * mean
@@ -182,7 +213,23 @@ class AnnealedSGHMC(StochasticGradientKernel):
             momentum=v,
             kinetic_temperature=n * energy / rate / degrees_of_freedom(v, chain_ndims),
             squared_gradient=mean,
+            squares=squares,
         )
+
+    @property
+    def _adapts_mass(self) -> bool:
+        return self._parameters["mass_averaging"] is not None
+
+    def _mean_squares(self, means: State, g: State, step: tf.Tensor, chain_ndims: int) -> State:
+        """Returns the running means of squared gradients after a step."""
+
+        def updated(u: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
+            square, axes = g**2, [*range(chain_ndims, g.shape.rank)]
+            first = tf.reduce_mean(square, axes, keepdims=True) + tf.zeros_like(square)
+            u = tf.where(step == 0, first, u)
+            return u + self._parameters["mass_averaging"] * (square - u)
+
+        return map_parts(updated, means, g)
 
     def _centered(self, state: State, chain_ndims: int, sign: float = 1) -> State:
         """Returns the state with outputs at the mean inputs for biases; -1 goes the way back."""

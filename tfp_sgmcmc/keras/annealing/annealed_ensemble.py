@@ -22,14 +22,16 @@ from tfp_sgmcmc.schedules import CosineTail, GeometricDecay
 NUM_CHAINS, NUM_STATES = 5, 80
 _FIRST_TEMPERATURE, _LAST_TEMPERATURE = 0.3, 0.01
 _RELAXATION = 100.0  # factor of the prior's variance from the first step to the last
-_FIRST_STEP, _LAST_STEP, _STEP_FALLS = 2.0, 0.2, 0.8
+_LARGEST_STEP, _LAST_SHARE, _STEP_FALLS = 2.0, 0.1, 0.8
+_LARGEST_ADAPTIVE_STEP, _MASS_AVERAGING = 3e-3, 0.01
 _ROWS = 512  # that show the size of the inputs
-_TOO_SLOW = (
+_UNEVEN = (  # layers whose weights have gradients of very unlike sizes
     keras.layers.Embedding,
     keras.layers.MultiHeadAttention,
     keras.layers.GroupQueryAttention,
     keras.layers.Attention,
     keras.layers.AdditiveAttention,
+    keras.layers.RNN,
 )
 
 
@@ -39,7 +41,9 @@ class AnnealedEnsemble:
     With t = k / K after k steps, the kernel is `AnnealedSGHMC` with the masses m and the centres of
     `layer_masses`, the prior N(0, 2 100^t / m) for weights and N(0, 100^t) for other variables,
     the temperature \( 0.3\, (0.01 / 0.3)^t \), and the largest learning rate 2, which falls to 0.2
-    by a cosine over the last fifth. All chains see the same batches, but each row of a pool is
+    by a cosine over the last fifth. In models with trainable embeddings, attention or recurrent
+    layers, masses follow the gradients (`mass_averaging` of 0.01), and the learning rates are 0.003
+    and 0.0003. All chains see the same batches, but each row of a pool is
     hidden from two of them (see `RowsOfChains`): it counts for nothing in their gradients, and N is
     the number of rows that a chain sees. These chains tell afterwards from which part of the run
     predictions are taken (see `choose_windows`). Inputs of layers are measured on the pool.
@@ -101,9 +105,11 @@ class AnnealedEnsemble:
         assert self.num_steps is not None  # settled
         rows = None if self._batch is None else self._batch[0]
         found = layer_masses(model, rows if self._pool is None else self._pool.x)
-        k = self.num_steps
+        k, adapts = self.num_steps, _has_uneven_layers(model)
+        largest = _LARGEST_ADAPTIVE_STEP if adapts else _LARGEST_STEP
         self._kernel = {
-            "step_size": CosineTail(_FIRST_STEP, _LAST_STEP, k, _STEP_FALLS),
+            "step_size": CosineTail(largest, _LAST_SHARE * largest, k, _STEP_FALLS),
+            "mass_averaging": _MASS_AVERAGING if adapts else None,
             "mass": [m.mass for m in found],
             "prior_variance": [m.variance for m in found],
             "centers": [(k, m.bias, m.center) for k, m in enumerate(found) if m.bias is not None],
@@ -146,16 +152,10 @@ def check_alone(**given: Any) -> None:
         )
 
 
-def check_layers(model: keras.Model) -> None:
-    """Raises ValueError if the model has layers that the ensemble learns far slower than Adam."""
-    for layer in internals.layers(model):
-        if isinstance(layer, _TOO_SLOW) and layer.trainable_variables:
-            raise ValueError(
-                "The model must have no trainable embedding or attention for SamplerCallback(), "
-                "whose chains stay near chance there for as many epochs as Adam needs. Received: "
-                f"the layer {layer.name!r} ({type(layer).__name__}). Give SamplerCallback a kernel "
-                "and a prior, and train the model by Adam before; or freeze the trained layer."
-            )
+def _has_uneven_layers(model: keras.Model) -> bool:
+    """Returns whether a model has weights whose gradients are of very unlike sizes."""
+    layers = internals.layers(model)
+    return any(isinstance(layer, _UNEVEN) and layer.trainable_variables for layer in layers)
 
 
 def check_chains(num_chains: int | None) -> int:
