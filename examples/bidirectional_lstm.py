@@ -7,11 +7,10 @@ python -m examples.bidirectional_lstm
 
 import keras
 import numpy as np
-import tensorflow_probability as tfp
 from keras import layers
 
 import tfp_sgmcmc as sgmcmc
-from examples.scores import at_the_weights, compared, show
+from examples.scores import at_the_weights, compared, show, train
 
 WORDS, LENGTH = 30, 10
 
@@ -40,19 +39,11 @@ def main() -> dict[str, float]:
         ]
     )
     model.compile("adam", "binary_crossentropy", jit_compile=False)
-    model.fit(x, y, batch_size=50, epochs=50, verbose=0)
+    epochs = train(model, x, y)
     trained = at_the_weights(model).evaluate(x_test, y_test)
 
-    # Recurrent layers take single examples one after another: a kernel without their scores.
-    sampler = sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.UnderdampedLangevin(target, step_size=3e-3, friction=20.0),
-        prior=tfp.distributions.Normal(0.0, 0.7),
-        collect=sgmcmc.keras.Collect(300, 29),
-        num_examples=500,
-        seed=0,
-    )
-    data = sampler.resident(x, y, batch_size=100, steps_per_call=100, steps_per_epoch=1200)
-    model.fit(data, callbacks=[sampler], verbose=0)
+    sampler = sgmcmc.keras.SamplerCallback()  # starts anew, and uses all rows
+    model.fit(x, y, epochs=epochs, callbacks=[sampler], verbose=0)
     return compared(trained, sampler.posterior.evaluate(x_test, y_test))
 
 

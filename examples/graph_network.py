@@ -8,11 +8,10 @@ python -m examples.graph_network
 
 import keras
 import numpy as np
-import tensorflow_probability as tfp
 from keras import layers, ops
 
 import tfp_sgmcmc as sgmcmc
-from examples.scores import at_the_weights, compared, show
+from examples.scores import at_the_weights, compared, show, train
 
 NODES, FIELDS, FEATURES = 600, 4, 12
 
@@ -39,18 +38,11 @@ def main() -> dict[str, float]:
     nodes = np.arange(NODES, dtype=np.int32)
     x, y, x_test, y_test = nodes[:150], field[:150], nodes[150:], field[150:]
     model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", jit_compile=False)
-    model.fit(x, y, batch_size=50, epochs=100, verbose=0)
+    epochs = train(model, x, y)
     trained = at_the_weights(model).evaluate(x_test, y_test)
 
-    sampler = sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.UnderdampedLangevin(target, step_size=3e-3, friction=20.0),
-        prior=tfp.distributions.Normal(0.0, 0.5),
-        collect=sgmcmc.keras.Collect(500, 29),
-        num_examples=150,
-        seed=0,
-    )
-    data = sampler.resident(x, y, batch_size=50, steps_per_call=250, steps_per_epoch=2500)
-    model.fit(data, callbacks=[sampler], verbose=0)
+    sampler = sgmcmc.keras.SamplerCallback()  # starts anew, and uses all rows
+    model.fit(x, y, epochs=epochs, callbacks=[sampler], verbose=0)
     return compared(trained, sampler.posterior.evaluate(x_test, y_test))
 
 

@@ -7,11 +7,10 @@ python -m examples.image_segmentation
 
 import keras
 import numpy as np
-import tensorflow_probability as tfp
 from keras import layers
 
 import tfp_sgmcmc as sgmcmc
-from examples.scores import at_the_weights, compared, show
+from examples.scores import at_the_weights, compared, show, train
 
 SIZE = 16
 
@@ -42,18 +41,11 @@ def main() -> dict[str, float]:
     )
     model = keras.Model(inputs, outputs)
     model.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
-    model.fit(x, y, batch_size=10, epochs=100, verbose=0)
+    epochs = train(model, x, y)
     trained = at_the_weights(model).evaluate(x_test, y_test)
 
-    sampler = sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.UnderdampedLangevin(target, step_size=1e-3, friction=50.0),
-        prior=tfp.distributions.Normal(0.0, 0.5),
-        collect=sgmcmc.keras.Collect(500, 49),
-        num_examples=40,
-        seed=0,
-    )
-    data = sampler.resident(x, y, batch_size=20, steps_per_call=100, steps_per_epoch=3000)
-    model.fit(data, callbacks=[sampler], verbose=0)
+    sampler = sgmcmc.keras.SamplerCallback()  # starts anew, and uses all rows
+    model.fit(x, y, epochs=epochs, callbacks=[sampler], verbose=0)
     return compared(trained, sampler.posterior.evaluate(x_test, y_test))
 
 

@@ -10,11 +10,10 @@ python -m examples.low_rank_transformer
 
 import keras
 import numpy as np
-import tensorflow_probability as tfp
 from keras import layers, ops
 
 import tfp_sgmcmc as sgmcmc
-from examples.scores import at_the_weights, compared, show
+from examples.scores import at_the_weights, compared, show, train
 
 WORDS, LENGTH, DIM, RANK = 100, 12, 16, 2
 
@@ -61,18 +60,11 @@ def sampled() -> tuple[keras.Model, sgmcmc.keras.Posterior, dict[str, float]]:
     (x, y), (x_test, y_test) = reviews(200, 1, turned=20), reviews(1000, 2, turned=20)
     adapt(model)
     model.compile("adam", "binary_crossentropy", jit_compile=False)
-    model.fit(x, y, batch_size=50, epochs=50, verbose=0)
+    epochs = train(model, x, y)
     trained = at_the_weights(model).evaluate(x_test, y_test)
 
-    sampler = sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.UnderdampedLangevin(target, step_size=2e-3, friction=30.0),
-        prior=tfp.distributions.Normal(0.0, 0.3),
-        collect=sgmcmc.keras.Collect(500, 29),
-        num_examples=200,
-        seed=0,
-    )
-    data = sampler.resident(x, y, batch_size=50, steps_per_call=100, steps_per_epoch=2000)
-    model.fit(data, callbacks=[sampler], verbose=0)
+    sampler = sgmcmc.keras.SamplerCallback()  # starts the adaptations anew, and uses all rows
+    model.fit(x, y, epochs=epochs, callbacks=[sampler], verbose=0)
     scores = compared(trained, sampler.posterior.evaluate(x_test, y_test))
     return model, sampler.posterior, scores
 

@@ -5,12 +5,11 @@ python -m examples.mlp_mixer
 
 import keras
 import numpy as np
-import tensorflow_probability as tfp
 from keras import layers
 
 import datasets
 import tfp_sgmcmc as sgmcmc
-from examples.scores import at_the_weights, compared, show
+from examples.scores import at_the_weights, compared, show, train
 
 PATCHES, DIM = 4, 16
 
@@ -34,18 +33,11 @@ def main() -> dict[str, float]:
         hidden += layers.Dense(DIM)(layers.Dense(32, "gelu")(layers.LayerNormalization()(hidden)))
     model = keras.Model(inputs, layers.Dense(10, "softmax")(layers.Flatten()(hidden)))
     model.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
-    model.fit(x, y, batch_size=100, epochs=60, verbose=0)
+    epochs = train(model, x, y)
     trained = at_the_weights(model).evaluate(x_test, y_test)
 
-    sampler = sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.UnderdampedLangevin(target, step_size=1e-3, friction=50.0),
-        prior=tfp.distributions.Normal(0.0, 0.3),
-        collect=sgmcmc.keras.Collect(300, 29),
-        num_examples=1000,
-        seed=0,
-    )
-    data = sampler.resident(x, y, batch_size=100, steps_per_call=100, steps_per_epoch=1500)
-    model.fit(data, callbacks=[sampler], verbose=0)
+    sampler = sgmcmc.keras.SamplerCallback()  # starts anew, and uses all rows
+    model.fit(x, y, epochs=epochs, callbacks=[sampler], verbose=0)
     return compared(trained, sampler.posterior.evaluate(x_test, y_test))
 
 

@@ -8,7 +8,7 @@ from keras import layers
 
 import datasets
 import tfp_sgmcmc as sgmcmc
-from examples.scores import at_the_weights, compared, show
+from examples.scores import at_the_weights, compared, show, train
 
 
 def main() -> dict[str, float]:
@@ -27,16 +27,12 @@ def main() -> dict[str, float]:
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("adam", loss, jit_compile=False)
-    stop = keras.callbacks.EarlyStopping(patience=10, restore_best_weights=True)
-    held_out = (x[:150], y[:150])
-    history = model.fit(
-        x[150:], y[150:], validation_data=held_out, epochs=200, callbacks=[stop], verbose=0
-    )
+    epochs = train(model, x, y)
     trained = at_the_weights(model).evaluate(x_test, y_test)
 
     sampler = sgmcmc.keras.SamplerCallback()  # starts anew, and uses all rows
-    model.fit(x, y, epochs=len(history.epoch), callbacks=[sampler], verbose=0)
-    return compared(trained, sampler.posterior.evaluate(x_test, y_test), "ensemble")
+    model.fit(x, y, epochs=epochs, callbacks=[sampler], verbose=0)
+    return compared(trained, sampler.posterior.evaluate(x_test, y_test))
 
 
 if __name__ == "__main__":

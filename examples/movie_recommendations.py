@@ -11,7 +11,7 @@ import tensorflow_probability as tfp
 from keras import layers
 
 import tfp_sgmcmc as sgmcmc
-from examples.scores import at_the_weights, compared, show
+from examples.scores import at_the_weights, compared, show, train
 
 USERS, FILMS, TASTES = 60, 40, 4
 
@@ -38,7 +38,7 @@ def main() -> dict[str, float]:
     model = keras.Model([user, film], layers.Flatten()(product + biases))
     loss = sgmcmc.keras.losses.GaussianNLL(scale=0.5)
     model.compile(keras.optimizers.Adam(0.01), loss, jit_compile=False)
-    model.fit(x, y, batch_size=50, epochs=40, verbose=0)
+    train(model, x, y)
     trained = at_the_weights(model).evaluate(x_test, y_test)
 
     sampler = sgmcmc.keras.SamplerCallback(
@@ -50,7 +50,7 @@ def main() -> dict[str, float]:
     )
     data = sampler.resident(x, y, batch_size=200, steps_per_call=500, steps_per_epoch=5000)
     model.fit(data, callbacks=[sampler], verbose=0)
-    return compared(trained, sampler.posterior.evaluate(x_test, y_test))
+    return compared(trained, sampler.posterior.evaluate(x_test, y_test), "posterior")
 
 
 if __name__ == "__main__":

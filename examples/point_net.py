@@ -11,7 +11,7 @@ import tensorflow_probability as tfp
 from keras import layers, ops
 
 import tfp_sgmcmc as sgmcmc
-from examples.scores import at_the_weights, compared, show
+from examples.scores import at_the_weights, compared, show, train
 
 POINTS = 32
 
@@ -47,7 +47,7 @@ def main() -> dict[str, float]:
     hidden = layers.Dense(12, "relu")(layers.GlobalMaxPooling1D()(hidden))
     model = keras.Model(points, layers.Dense(3, "softmax")(hidden))
     model.compile(keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy", jit_compile=False)
-    model.fit(x, y, batch_size=50, epochs=100, verbose=0)
+    train(model, x, y)
     trained = at_the_weights(model).evaluate(x_test, y_test)
 
     sampler = sgmcmc.keras.SamplerCallback(
@@ -59,7 +59,7 @@ def main() -> dict[str, float]:
     )
     data = sampler.resident(x, y, batch_size=50, steps_per_call=250, steps_per_epoch=3000)
     model.fit(data, callbacks=[sampler], verbose=0)
-    return compared(trained, sampler.posterior.evaluate(x_test, y_test))
+    return compared(trained, sampler.posterior.evaluate(x_test, y_test), "posterior")
 
 
 if __name__ == "__main__":

@@ -7,11 +7,10 @@ python -m examples.text_classification
 
 import keras
 import numpy as np
-import tensorflow_probability as tfp
 from keras import layers
 
 import tfp_sgmcmc as sgmcmc
-from examples.scores import at_the_weights, compared, show
+from examples.scores import at_the_weights, compared, show, train
 
 WORDS, LENGTH = 200, 20
 
@@ -39,18 +38,11 @@ def main() -> dict[str, float]:
         ]
     )
     model.compile("adam", "binary_crossentropy", jit_compile=False)
-    model.fit(x, y, batch_size=50, epochs=20, verbose=0)
+    epochs = train(model, x, y)
     trained = at_the_weights(model).evaluate(x_test, y_test)
 
-    sampler = sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.SGHMC(target, step_size=3e-3, friction=20.0, covariance="diag"),
-        prior=tfp.distributions.Normal(0.0, 0.5),
-        collect=sgmcmc.keras.Collect(1000, 49),
-        num_examples=800,
-        seed=0,
-    )
-    data = sampler.resident(x, y, batch_size=100, steps_per_call=500, steps_per_epoch=4000)
-    model.fit(data, callbacks=[sampler], verbose=0)
+    sampler = sgmcmc.keras.SamplerCallback()  # starts anew, and uses all rows
+    model.fit(x, y, epochs=epochs, callbacks=[sampler], verbose=0)
     return compared(trained, sampler.posterior.evaluate(x_test, y_test))
 
 

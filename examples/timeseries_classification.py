@@ -8,11 +8,10 @@ python -m examples.timeseries_classification
 
 import keras
 import numpy as np
-import tensorflow_probability as tfp
 from keras import layers
 
 import tfp_sgmcmc as sgmcmc
-from examples.scores import at_the_weights, compared, show
+from examples.scores import at_the_weights, compared, show, train
 
 LENGTH = 50
 
@@ -37,21 +36,11 @@ def main() -> dict[str, float]:
     model.add(layers.GlobalAveragePooling1D())
     model.add(layers.Dense(3, "softmax"))
     model.compile("adam", "sparse_categorical_crossentropy", jit_compile=False)
-    model.fit(x, y, batch_size=50, epochs=60, verbose=0)
+    epochs = train(model, x, y)
     trained = at_the_weights(model).evaluate(x_test, y_test)
 
-    sampler = sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.NOGIN(target, step_size=5e-3, friction=20.0, covariance="diag"),
-        prior={
-            "*kernel": tfp.distributions.Normal(0.0, 0.5),
-            "*": tfp.distributions.Normal(0.0, 1.0),
-        },
-        collect=sgmcmc.keras.Collect(500, 29),
-        num_examples=300,
-        seed=0,
-    )
-    data = sampler.resident(x, y, batch_size=50, steps_per_call=100, steps_per_epoch=2000)
-    model.fit(data, callbacks=[sampler], verbose=0)
+    sampler = sgmcmc.keras.SamplerCallback()  # starts anew, and uses all rows
+    model.fit(x, y, epochs=epochs, callbacks=[sampler], verbose=0)
     return compared(trained, sampler.posterior.evaluate(x_test, y_test))
 
 

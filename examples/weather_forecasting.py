@@ -7,11 +7,10 @@ python -m examples.weather_forecasting
 
 import keras
 import numpy as np
-import tensorflow_probability as tfp
 from keras import layers
 
 import tfp_sgmcmc as sgmcmc
-from examples.scores import at_the_weights, compared, show
+from examples.scores import at_the_weights, compared, show, train
 
 PAST, AHEAD = 12, 3  # of two hours each
 
@@ -36,18 +35,11 @@ def main() -> dict[str, float]:
     x, y, x_test, y_test = x[:300], y[:300], x[400:], y[400:]
     model = keras.Sequential([keras.Input([PAST, 1]), layers.LSTM(12), layers.Dense(2)])
     model.compile("adam", sgmcmc.keras.losses.GaussianNLL(), jit_compile=False)
-    model.fit(x, y, batch_size=50, epochs=100, verbose=0)
+    epochs = train(model, x, y)
     trained = at_the_weights(model).evaluate(x_test, y_test)
 
-    sampler = sgmcmc.keras.SamplerCallback(
-        lambda target: sgmcmc.UnderdampedLangevin(target, step_size=2e-3, friction=30.0),
-        prior=tfp.distributions.Normal(0.0, 0.5),
-        collect=sgmcmc.keras.Collect(500, 29),
-        num_examples=300,
-        seed=0,
-    )
-    data = sampler.resident(x, y, batch_size=50, steps_per_call=100, steps_per_epoch=2000)
-    model.fit(data, callbacks=[sampler], verbose=0)
+    sampler = sgmcmc.keras.SamplerCallback()  # starts anew, and uses all rows
+    model.fit(x, y, epochs=epochs, callbacks=[sampler], verbose=0)
     return compared(trained, sampler.posterior.evaluate(x_test, y_test))
 
 

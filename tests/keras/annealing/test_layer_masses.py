@@ -80,3 +80,19 @@ def test_embeddings_are_weights_of_one_hot_inputs():
     assert table[:2] == (1.0, 2.0) and kernel.mass == 20
     by_floats = keras.Sequential([keras.Input([5]), L.Embedding(9, 4)])  # Keras' default dtype
     assert layer_masses(by_floats, np.full([10, 5], 8.0, np.float32))[0].mass == 1
+
+
+def test_adaptations_of_low_rank():
+    """Both factors are weights of their own inputs, also those of layers with equations."""
+    inputs = keras.Input([6])
+    y = L.Embedding(9, 4)(inputs)
+    y = L.EinsumDense("npx,xde->npde", (6, 2, 3))(y)
+    model = keras.Model(inputs, L.Dense(5)(L.Flatten()(y)))
+    for layer in (model.layers[1], model.layers[2], model.layers[4]):
+        layer.enable_lora(2)
+    x = RNG.integers(0, 9, size=[20, 6]).astype(np.float32)
+    names = [v.name for v in model.trainable_variables]
+    found = [m.mass for m in layer_masses(model, x)]
+    factors = ["lora_kernel_a", "lora_kernel_b"]
+    assert names == ["lora_embeddings_a", "lora_embeddings_b", *factors, "bias", *factors]
+    assert found == [1.0, 2.0, 4.0, 2.0, 1.0, 36.0, 2.0]

@@ -71,7 +71,8 @@ def layer_masses(model: keras.Model, x: Any) -> list[LayerMass]:
         if count is None:
             masses.append(LayerMass(1.0, 1.0))
             continue
-        is_linear = variable.name != "recurrent_kernel" and not _is_embedding(layer)
+        gets_others = variable.name == "recurrent_kernel" or _is_second_of_low_rank(variable)
+        is_linear = not gets_others and not _is_embedding(layer)
         found = measured.get(id(layer), _Inputs()) if is_linear else _Inputs()
         mass = count * found.square
         bias = None if found.center is None else places[id(layer.bias)]
@@ -84,6 +85,8 @@ def _fan_in(layer: keras.Layer, variable: keras.Variable) -> int | None:
     shape = tuple(variable.shape)
     if len(shape) < 2 or "bias" in variable.name:
         return None
+    if _is_second_of_low_rank(variable):
+        return math.prod(shape[:-1])
     if _is_embedding(layer):
         return 1
     if isinstance(layer, keras.layers.EinsumDense):
@@ -94,6 +97,11 @@ def _fan_in(layer: keras.Layer, variable: keras.Variable) -> int | None:
     if is_depthwise or variable.name == "depthwise_kernel":
         return math.prod(shape[:-2])
     return math.prod(shape[:-1])
+
+
+def _is_second_of_low_rank(variable: keras.Variable) -> bool:
+    """Returns whether a variable is the second factor that `enable_lora` adds."""
+    return variable.name.startswith("lora") and variable.name.endswith("_b")
 
 
 def _is_embedding(layer: keras.Layer) -> bool:
