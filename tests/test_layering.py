@@ -31,6 +31,7 @@ ORDER = [
     "diagnostics.run_report",
     "sampling",
     "sampling.shards",
+    "adaptation.priors",
     "adaptation",
     "keras.distributed",
     "keras.model",

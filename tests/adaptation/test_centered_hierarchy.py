@@ -11,13 +11,18 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.fast_settings import fast_settings
-from tfp_sgmcmc.adaptation import fallback
-from tfp_sgmcmc.adaptation.centered_hierarchy import find_centered_hierarchy, hierarchy_around
+from tfp_sgmcmc.adaptation import fallback, nuts
 from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode
-from tfp_sgmcmc.adaptation.noncentering import noncentered
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
+from tfp_sgmcmc.adaptation.priors.centered_hierarchy import (
+    find_centered_hierarchy,
+    hierarchy_around,
+)
+from tfp_sgmcmc.adaptation.priors.noncentering import noncentered
+from tfp_sgmcmc.adaptation.priors.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.target_arguments import as_problem
 from tfp_sgmcmc.adaptation.typical_set import typical_starts
+from tfp_sgmcmc.sampling.run import run_kernel
+from tfp_sgmcmc.sampling.steps import StepPlan
 
 tfb, tfd = tfp.bijectors, tfp.distributions
 Y = np.array([28, 8, -3, 7, -1, 1, 18, 12], np.float64)
@@ -59,7 +64,7 @@ def rows(is_centered: bool) -> np.ndarray:
 
 def test_a_centered_hierarchy_is_recognised_by_its_prior() -> None:
     found = find_centered_hierarchy(schools(True), START, rows(True))
-    assert found is not None and found[:] == ("effect", "tau", "mean", (*range(8),))
+    assert found is not None and found[:4] == ("effect", "tau", "mean", (*range(8),))
     assert "effect = mean[..., None] + tau[..., None] * effect_raw" in found.remedy
     assert "tfd.Normal(0., 1.).log_prob(effect_raw)" in found.remedy
     assert len(found.remedy.splitlines()) == 4
@@ -119,7 +124,7 @@ def test_hierarchies_in_other_forms_are_recognised() -> None:
     )
     pinned = as_problem(joint.experimental_pin(y=tf.constant(Y)))
     found = find_centered_hierarchy(pinned, START, rows(True))
-    assert found is not None and found[:] == ("effect", "tau", "mean", (*range(8),))
+    assert found is not None and found[:4] == ("effect", "tau", "mean", (*range(8),))
     state = pinned.constrain(START)
     expected = joint.log_prob(y=tf.constant(Y), **state)
     np.testing.assert_allclose(pinned.with_bijector(None)(**state), expected)
@@ -244,3 +249,55 @@ def test_chains_start_where_the_density_is_finite() -> None:
     found = typical_starts(target, start, 8, np.array([0, 1]), jit_compile=False)
     assert np.isfinite(target(tf.constant(found.states))).all()
     assert len(np.unique(found.states[:, 0])) == 8
+
+
+def test_nuts_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pilot in six metrics, the run, and one with a smaller step share one program.
+
+    The density of one step's start is that of the run's target, Jacobian included, and gradients
+    are those of z.
+    """
+    traces = []
+
+    class Counted(nuts.Loop):
+        def _steps(self, *args: Any) -> Any:
+            traces.append(args)
+            return super()._steps(*args)
+
+    monkeypatch.setattr(nuts, "Loop", Counted)
+    monkeypatch.setattr(nuts, "_WINDOWS", (2, 5, 2, 10, 10))
+    monkeypatch.setattr(nuts, "_ADAPTATION_STEPS", 5)
+    monkeypatch.setattr(nuts, "_FINAL_STEPS", 10)
+    deviation = np.array([1.0, 10.0])
+
+    def log_prob(x: tf.Tensor) -> tf.Tensor:
+        return -tf.reduce_sum((x / deviation) ** 2, axis=-1) / 2 + x[..., 0] * x[..., 1] / 20
+
+    target = sgmcmc.MinibatchLogProb(log_prob, lambda x, batch: 0 * x[..., :1] * batch, np.ones(1))
+    start, seeds = tf.zeros([2], tf.float64), (tf.constant([0, 1]), tf.constant([0, 2]))
+    starts = typical_starts(target, start, 4, seeds[0].numpy(), jit_compile=False)
+    reason = NotNearGaussian("of a test")
+    prepared = fallback._nuts(target, start, starts, seeds[0], False, reason, 0.0)
+    options = {"num_chains": None, "trace_fn": prepared.trace_fn, "jit_compile": False}
+    options |= {"progress_bar": False, "run": None, "checkpoint_seconds": 60.0}
+    options |= {"preflight_check": False, "view": prepared.bijector.forward}
+    for kernel, stride in ((prepared, 1), (prepared.with_step_size(0.4), 2)):
+        loop, plan = kernel.loop, StepPlan(50, 0, stride)
+        make = lambda *_, loop=loop, **__: loop  # noqa: E731
+        first = kernel.choices.first_state
+        run = run_kernel(kernel.kernel, first, plan, seed=seeds[1], make_loop=make, **options)
+        assert run.num_results == 50 and len(traces) == 1
+        z = prepared.bijector.inverse(tf.constant(run.states[-1]))
+        results = run.final_kernel_results
+        expected = kernel.kernel.target_log_prob_fn(z)
+        np.testing.assert_allclose(results.target_log_prob, expected, rtol=1e-6)
+        found = prepared.gradients(z.numpy()[np.newaxis], seeds[0])[0]
+        np.testing.assert_allclose(results.grads_target_log_prob[0], found, rtol=1e-5, atol=1e-8)
+
+
+def test_the_step_is_adapted_to_the_acceptance() -> None:
+    """Acceptance exp(-step) is 0.9 at a step of about 0.105; the first step is far from it."""
+    adaptation = nuts.DualAveraging(1.0)
+    for _ in range(500):
+        adaptation.update(np.exp(-adaptation.step))
+    np.testing.assert_allclose(adaptation.average, -np.log(0.9), rtol=0.1)

@@ -14,6 +14,7 @@ from tests.harness.fast_settings import fast_settings
 from tfp_sgmcmc.adaptation.coordinates import Coordinates
 from tfp_sgmcmc.adaptation.independent_draws import independent_draws
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
+from tfp_sgmcmc.adaptation.priors.prior_scale import NotNearGaussian
 from tfp_sgmcmc.sampling.result import Flag
 
 tfb, tfd = tfp.bijectors, tfp.distributions
@@ -99,7 +100,10 @@ def test_a_run_on_disk_keeps_its_certificate(tmp_path: Path, target: Any) -> Non
 
 
 def test_poor_weights_leave_the_draws_to_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weights of a funnel in five dimensions are poor, and reasons are noted."""
+    """The weights of a funnel in five dimensions are poor. On few data NUTS follows at once.
+
+    On more data HMC is tried first, and reasons are noted.
+    """
     target = sgmcmc.MinibatchLogProb(
         lambda v, x: tfd.Normal(0.0, 3.0).log_prob(v),
         lambda v, x, y: tfd.Normal(0.0, tf.exp(v[..., None] / 2)).log_prob(x) + 0 * y,
@@ -109,6 +113,9 @@ def test_poor_weights_leave_the_draws_to_a_chain(monkeypatch: pytest.MonkeyPatch
     center = [tf.zeros([]), tf.zeros([4])]
     found = Coordinates(target, None, center, np.eye(5), np.eye(5), "hessian", 1)
     runs = PilotRuns(4, 5, tf.float32, tf.constant([0, 1]), True)
+    with pytest.raises(NotNearGaussian, match="the weights of a normal distribution"):
+        independent_draws(target, found, runs, np.zeros(2), 100, 4)
+    monkeypatch.setattr("tfp_sgmcmc.adaptation.independent_draws._MOST_FOR_NUTS", 19)
     assert independent_draws(target, found, runs, np.zeros(2), 100, 4) == (None, found)
     assert "were dropped, because the weights" in runs.dropped[0]
     monkeypatch.setattr("tfp_sgmcmc.adaptation.independent_draws._MOST_ENTRIES", 19)  # N D is 20

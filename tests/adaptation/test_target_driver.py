@@ -42,7 +42,7 @@ from tfp_sgmcmc.adaptation.excess_variance import (
 )
 from tfp_sgmcmc.adaptation.hmc import leapfrog
 from tfp_sgmcmc.adaptation.pilot import Gradients, convergence, gradient_fit
-from tfp_sgmcmc.adaptation.prior_scale import (
+from tfp_sgmcmc.adaptation.priors.prior_scale import (
     ImproperError,
     NotNearGaussian,
     check_proper,
@@ -539,7 +539,7 @@ def test_minibatches_of_few_numbers_are_not_tried(
         raise Tried
 
     monkeypatch.setattr(target_driver, "LangevinSelector", try_minibatches)
-    problem: Any = types.SimpleNamespace(num_examples=num_examples)
+    problem: Any = types.SimpleNamespace(num_examples=num_examples, bijector=None)
     select = target_driver.KernelSelector(
         problem, tf.zeros([3]), 4, tf.constant([0, 1]), jit_compile=False
     )

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.adaptation.centered_hierarchy import hierarchy_around
-from tfp_sgmcmc.adaptation.prior_scale import (
+from tfp_sgmcmc.adaptation.priors.centered_hierarchy import hierarchy_around
+from tfp_sgmcmc.adaptation.priors.prior_scale import (
     NotNearGaussian,
     check_proper,
     curved_over_widths,
@@ -131,6 +131,11 @@ def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:
     """
     best, passes, failure = None, 0, None
     hierarchy = hierarchy_around(problem, state)
+    if hierarchy is not None and hierarchy.is_joint:
+        raise NotNearGaussian(
+            f"the covariance of {hierarchy.effects} depends on {hierarchy.scale}, which is as "
+            "narrow as a funnel where that is small"
+        )
     is_origin = not flatten_events(state, 0).numpy().any()  # no other start is nearer to it
     for share in _SHARES[:1] if is_origin else _SHARES:
         start = tf.nest.map_structure(lambda x, share=share: share * x, state)

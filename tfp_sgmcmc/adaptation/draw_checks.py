@@ -17,7 +17,7 @@ from tfp_sgmcmc.adaptation.excess_variance import (
 )
 from tfp_sgmcmc.adaptation.funnel_check import funnel_check
 from tfp_sgmcmc.adaptation.pilot import Convergence, GradientFit, convergence, gradient_fit
-from tfp_sgmcmc.adaptation.prior_scale import entry_names
+from tfp_sgmcmc.adaptation.priors.prior_scale import entry_names
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import Certificate
 from tfp_sgmcmc.diagnostics.rounding import rounded_share

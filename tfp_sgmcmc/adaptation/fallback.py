@@ -13,29 +13,31 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.adaptation.centered_hierarchy import (
+from tfp_sgmcmc.adaptation.coordinates import standardize
+from tfp_sgmcmc.adaptation.nuts import MAX_TREE_DEPTH, run_nuts_pilot
+from tfp_sgmcmc.adaptation.pilot import Gradients, WhitenedGradients, dispersed_starts
+from tfp_sgmcmc.adaptation.priors.centered_hierarchy import (
     CenteredHierarchy,
     find_centered_hierarchy,
     hierarchy_around,
 )
-from tfp_sgmcmc.adaptation.coordinates import standardize
-from tfp_sgmcmc.adaptation.noncentering import noncentered
-from tfp_sgmcmc.adaptation.nuts import MAX_TREE_DEPTH, run_nuts_pilot
-from tfp_sgmcmc.adaptation.pilot import Gradients, dispersed_starts
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
+from tfp_sgmcmc.adaptation.priors.noncentering import noncentered
+from tfp_sgmcmc.adaptation.priors.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel, trace_divergences
 from tfp_sgmcmc.adaptation.typical_set import TypicalStarts, typical_starts
+from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
 from tfp_sgmcmc.internal.nest import State, call_with_state, flatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.kernels import NOGIN
 from tfp_sgmcmc.sampling.result import Flag
-from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb, find_center, largest_curvature
+from tfp_sgmcmc.targets import MinibatchLogProb, find_center, largest_curvature
 from tfp_sgmcmc.targets.base import ExpansionError, value_and_gradient
-from tfp_sgmcmc.targets.laplace.quadratic import inverse
+from tfp_sgmcmc.targets.laplace.quadratic import inverse, root_of_inverse
 
 _LEAPFROG_STEPS = 30  # a guess of the gradients in a step of NUTS
 _MOST_SECONDS = 3600.0
 _ROWS_PER_CHAIN = 12  # at which priors are compared
+Select = Callable[[MinibatchLogProb, State], PreparedKernel]
 _BATCH_SIZE, _BURN_IN, _STRIDE = 1000, 2000, 20
 
 
@@ -47,7 +49,7 @@ def sample_nonquadratic(
     seed: tf.Tensor,
     jit_compile: bool,
     reason: NotNearGaussian,
-    select: Callable[[MinibatchLogProb, State], PreparedKernel] | None = None,
+    select: Select | None = None,
 ) -> PreparedKernel:
     """Returns NUTS on all data in coordinates that a pilot whitens; on large data NOGIN.
 
@@ -58,12 +60,12 @@ def sample_nonquadratic(
       ValueError: the log posterior is not finite where the pilot goes, or its integral is not.
     """
     seeds = random.split(random.fold_in(seed, 1), 2)
-    seconds = _seconds(problem, state, num_chains, jit_compile)
-    options = num_chains, seeds, jit_compile, reason, seconds
-    if seconds * _LEAPFROG_STEPS * (num_results + 700) > _MOST_SECONDS:
-        prepared = _nogin(problem, state, *options)
+    options = num_results, num_chains, seeds, jit_compile
+    hierarchy = hierarchy_around(problem, state)
+    if hierarchy is None:
+        prepared = _sampler(problem, state, *options, reason, select)
     else:
-        prepared = _from_typical_set(problem, state, *options, select)
+        prepared = _noncentered(problem, state, hierarchy, *options, reason, select)
     flags, most = [*prepared.flags], prepared.most_results or num_results
     if most < num_results:
         flags.append(
@@ -78,34 +80,61 @@ def sample_nonquadratic(
     return dataclasses.replace(prepared, lines=lines, flags=tuple(flags), most_results=most)
 
 
-def _from_typical_set(
+def _sampler(
     problem: MinibatchLogProb,
     state: State,
+    num_results: int,
     num_chains: int,
     seeds: Any,
     jit_compile: bool,
     reason: NotNearGaussian,
-    seconds: float,
-    select: Callable[[MinibatchLogProb, State], PreparedKernel] | None,
+    select: Select | None,
+    may_be_centered: bool = True,
 ) -> PreparedKernel:
-    """Returns NUTS, or a kernel for the non-centred form of a centred hierarchy."""
-    options = num_chains, seeds[0].numpy(), jit_compile
-    hierarchy = hierarchy_around(problem, state)
-    if hierarchy is None:
-        starts = typical_starts(problem, state, *options)
+    """Returns NUTS if it takes less than an hour, else NOGIN."""
+    options = problem, state, num_chains, jit_compile
+
+    def is_slow(seconds: float) -> bool:
+        return seconds * _LEAPFROG_STEPS * (num_results + 700) > _MOST_SECONDS
+
+    seconds = _seconds(*options)
+    if is_slow(seconds) and is_slow(seconds := _compiled_seconds(*options)):
+        return _nogin(problem, state, num_chains, seeds, jit_compile, reason, seconds)
+    starts = typical_starts(problem, state, num_chains, seeds[0].numpy(), jit_compile)
+    if may_be_centered:
         hierarchy = _hierarchy_around_starts(starts, problem, state, seeds[0].numpy())
-        if hierarchy is None:
-            return _nuts(problem, state, starts, seeds[1], jit_compile, reason, seconds)
+        if hierarchy is not None:
+            sizes = num_results, num_chains, seeds, jit_compile
+            return _noncentered(problem, state, hierarchy, *sizes, reason, select)
+    return _nuts(problem, state, starts, seeds[1], jit_compile, reason, seconds)
+
+
+def _noncentered(
+    problem: MinibatchLogProb,
+    state: State,
+    hierarchy: CenteredHierarchy,
+    num_results: int,
+    num_chains: int,
+    seeds: Any,
+    jit_compile: bool,
+    reason: NotNearGaussian,
+    select: Select | None,
+) -> PreparedKernel:
+    """Returns a kernel for the non-centred form of a centred hierarchy."""
     other, at = noncentered(problem, state, hierarchy.entries)
     prepared = None
-    if select is not None:
+    if hierarchy.is_joint:  # second derivatives of its prior's slopes take longer than NUTS
+        reason = NotNearGaussian(
+            f"no mode was searched for, as {hierarchy.effects} are correlated", has_shape=False
+        )
+    elif select is not None:
         try:
             prepared = select(other, at)
         except NotNearGaussian as error:
             reason = error
     if prepared is None:
-        starts = typical_starts(other, at, *options)
-        prepared = _nuts(other, at, starts, seeds[1], jit_compile, reason, seconds)
+        sizes = num_results, num_chains, seeds, jit_compile
+        prepared = _sampler(other, at, *sizes, reason, None, may_be_centered=False)
     note = Flag("note", hierarchy.note)
     prepared = dataclasses.replace(prepared, flags=(note, *prepared.flags))
     return prepared.with_choices(noncentered=hierarchy.entries)
@@ -136,6 +165,8 @@ def _nuts(
     pilot = run_nuts_pilot(problem, state, starts, dtype, seed, jit_compile, reason)
     is_dense = pilot.covariance.ndim == 2
     hessian = -inverse(pilot.covariance) if is_dense else -1 / pilot.covariance
+    root = root_of_inverse(-hessian) if is_dense else np.sqrt(pilot.covariance)
+    values = flatten_events(pilot.center, 0), tf.constant(root, dtype)
     target, bijector = standardize(
         problem.with_minibatches(problem.num_examples), pilot.center, hessian
     )
@@ -163,13 +194,14 @@ def _nuts(
     return PreparedKernel(
         tfp.mcmc.NoUTurnSampler(target, **arguments),
         bijector,
-        Gradients(FullDataLogProb(target), jit_compile),
+        WhitenedGradients(problem, pilot.center, root, jit_compile),
         choices,
         lines,
         (_caveat(reason) if hierarchy is None else _untrusted(hierarchy),),
         most_results=max(1, int(_MOST_SECONDS / pilot.seconds_per_draw)),
         remedy=remedy,
         trace_fn=trace_divergences,
+        loop=pilot.loop.with_values(values),
     )
 
 
@@ -267,6 +299,19 @@ def _variances(problem: MinibatchLogProb, center: State) -> np.ndarray:
 
 
 def _seconds(problem: MinibatchLogProb, state: State, num_chains: int, jit_compile: bool) -> float:
+    """Returns the time of a gradient of all data at all chains, or more, by a kept program."""
+    at = np.tile(flatten_events(state, 0).numpy(), [num_chains, 1])
+    evaluate = value_and_gradient_of_vectors(problem, state, jit_compile, in_blocks=False)
+    with np.errstate(all="ignore"):
+        evaluate(at)
+        began = time.perf_counter()
+        evaluate(at)
+    return time.perf_counter() - began
+
+
+def _compiled_seconds(
+    problem: MinibatchLogProb, state: State, num_chains: int, jit_compile: bool
+) -> float:
     """Returns the time of a gradient of all data at all chains."""
     chains = tf.nest.map_structure(lambda x: tf.repeat(x[tf.newaxis], num_chains, axis=0), state)
     gradient = traced(

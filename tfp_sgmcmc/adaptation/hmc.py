@@ -10,7 +10,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_by_covariance
 from tfp_sgmcmc.adaptation.pilot import Gradients, PilotDraws, PilotRuns
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
+from tfp_sgmcmc.adaptation.priors.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, prepare_kernel
 from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_by_normal
 from tfp_sgmcmc.adaptation.modes import NUM_STARTS
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
-from tfp_sgmcmc.adaptation.prior_scale import state_at
+from tfp_sgmcmc.adaptation.priors.prior_scale import NotNearGaussian, state_at
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import (
     Certificate,
@@ -32,6 +32,8 @@ _NUM_DRAWS = 2000  # that are weighed
 _MOST_ENTRIES = 10_000_000  # N D
 _MOST_SECONDS = 20.0
 _LEAST_EFFICIENCY = 0.2
+_MOST_FOR_NUTS = 50_000  # N D; on more data HMC is worth a try
+_LOST = 0.1  # nats of efficiency by dimension; where more is lost, HMC's pilot wanders
 _BLOCK = 1000  # proposals of all chains that are evaluated at once
 _WORTH = 0.6  # independent draws in a kept one, at least
 _BURN_IN = 10  # proposals that would be accepted
@@ -58,6 +60,9 @@ def independent_draws(
       seed: two integers, of the fit.
       num_results: number of draws of each chain.
       num_chains: number of chains.
+
+    Raises:
+      NotNearGaussian: no normal distribution is near to the posterior of few data.
     """
     if found.factor is None:
         return None, found
@@ -84,6 +89,10 @@ def independent_draws(
         f"Pareto k of {sample.pareto_k:.2f} (below {sample.most_k} is needed)"
     )
     if not sample.is_reliable or sample.efficiency < _LEAST_EFFICIENCY:
+        if size <= _MOST_FOR_NUTS and sample.efficiency < np.exp(-_LOST * runs.dim):
+            raise NotNearGaussian(
+                f"the weights of a normal distribution that was fitted to it have {figures}"
+            )
         runs.dropped.append(
             "Independent draws were dropped, because the weights of a normal distribution with "
             f"heavy tails have {figures}."

@@ -25,7 +25,7 @@ from tfp_sgmcmc.adaptation.excess_variance import (
 )
 from tfp_sgmcmc.adaptation.hmc import TimedHMC
 from tfp_sgmcmc.adaptation.pilot import Gradients, PilotChains, PilotDraws, PilotRuns
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
+from tfp_sgmcmc.adaptation.priors.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, prepare_kernel
 from tfp_sgmcmc.kernels import UnderdampedLangevin
 from tfp_sgmcmc.targets import ControlVariate, MinibatchLogProb

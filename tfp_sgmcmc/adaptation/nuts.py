@@ -10,11 +10,15 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.adaptation.pilot import PilotChains
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, check_proper, state_at
+from tfp_sgmcmc.adaptation.priors.prior_scale import NotNearGaussian, check_proper, state_at
+from tfp_sgmcmc.adaptation.settings import trace_divergences
 from tfp_sgmcmc.adaptation.typical_set import TypicalStarts
+from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
 from tfp_sgmcmc.internal.nest import State, unflatten_events
+from tfp_sgmcmc.sampling.loop import Loop, Position, start_of
 from tfp_sgmcmc.targets import MinibatchLogProb
+from tfp_sgmcmc.targets.base import kept_program
+from tfp_sgmcmc.targets.laplace.laplace import parameters_bijector
 
 MAX_TREE_DEPTH = 8
 _ACCEPTANCE = 0.9  # small steps, as curved posteriors make larger ones diverge
@@ -24,6 +28,7 @@ _WINDOWS = (25, 50, 100, 200, 300)  # draws of each chain
 _DENSE_FROM = 3  # the number of the window whose draws first give a dense metric
 _MOST_DENSE = 100  # entries of a state
 _FINAL_STEPS = 150  # of the step size in the final metric
+_SLOTS = 50  # draws that a call of the compiled program can keep
 _REMEDY = (
     "A Cholesky factorisation may fail in float32 and not in float64: give the target "
     "dtype='float64' and a float64 start, or add a larger number to the diagonal.",
@@ -41,6 +46,7 @@ class NUTSPilot(NamedTuple):
       start: the last z of all chains, `[chains, D]`.
       draws: flat draws of the last window, `[draws, D]`.
       seconds_per_draw: seconds of a draw of all chains.
+      loop: the compiled steps, in these coordinates, whose draws are the model's parameters.
     """
 
     center: State
@@ -49,6 +55,7 @@ class NUTSPilot(NamedTuple):
     start: np.ndarray
     draws: np.ndarray
     seconds_per_draw: float
+    loop: Loop
 
 
 def run_nuts_pilot(
@@ -68,47 +75,31 @@ def run_nuts_pilot(
     problem = problem.with_minibatches(problem.num_examples)
     dim = starts.states.shape[-1]
     is_small = dim <= _MOST_DENSE
-
-    def adaptive(settings: Any) -> Any:  # one program for all windows
-        step, shift, root = settings
-
-        def log_prob(z: tf.Tensor) -> tf.Tensor:
-            moved = tf.linalg.matvec(root, z) if is_small else root * z
-            return problem(unflatten_events(shift + moved, like, 0))
-
-        sampler = tfp.mcmc.NoUTurnSampler(log_prob, step, max_tree_depth=MAX_TREE_DEPTH)
-        return tfp.mcmc.DualAveragingStepSizeAdaptation(
-            sampler, 10**6, target_accept_prob=tf.constant(_ACCEPTANCE, dtype)
-        )
-
+    chains = _Chains(problem, like, is_small, len(starts.states), jit_compile)
     mean, covariance, step = starts.states.mean(axis=0), starts.variance, _FIRST_STEP
-    theta, chains, seconds = starts.states[np.newaxis], None, np.nan
+    theta, seconds = starts.states[np.newaxis], np.nan
     for number in range(len(_WINDOWS) + 1):
         is_last = number == len(_WINDOWS)
         root = _root(covariance)
         z = _whitened(theta[-1], mean, root)
-        settings = step, mean, np.diag(root) if is_small and root.ndim == 1 else root
-        at, fresh = tf.constant(z, dtype), random.fold_in(seed, number)
-        if chains is None:
-            chains = PilotChains(adaptive, settings, at, fresh, jit_compile)
-        else:
-            chains.restart(settings, at, fresh)
-        chains.burn_in(_FINAL_STEPS if is_last else _ADAPTATION_STEPS)
-        step = float(np.exp(np.mean(chains.position.results.log_averaging_step)))
+        chains.restart(mean, np.diag(root) if is_small and root.ndim == 1 else root, z, step)
+        fresh = random.fold_in(seed, number)
+        chains.draw(_FINAL_STEPS if is_last else _ADAPTATION_STEPS, fresh)
         if is_last:
-            last = chains.position.state.numpy()
-            draws = theta.reshape(-1, dim)
-            return NUTSPilot(state_at(mean, like), covariance, step, last, draws, seconds)
+            last, draws = chains.z.astype(dtype.as_numpy_dtype), theta.reshape(-1, dim)
+            step = chains.adaptation.average
+            found = state_at(mean, like), covariance, step, last, draws, seconds
+            return NUTSPilot(*found, chains.loop)
         began = time.perf_counter()
-        kept = chains.draw(_WINDOWS[number], 1)
+        kept = chains.draw(_WINDOWS[number], fresh)
         seconds = (time.perf_counter() - began) / _WINDOWS[number]
+        step = chains.adaptation.average
         if kept is None:
             raise ValueError(
                 "The log posterior must be finite around its mode. Received: NaN or infinite "
                 f"values in {dtype.name} in a pilot of NUTS, after this was found: {reason}. "
                 + _REMEDY[dtype == tf.float64]
             )
-        kept = kept.astype(np.float64)
         theta = mean + (kept @ root.T if root.ndim == 2 else kept * root)
         draws = theta.reshape(-1, dim)
         mean, covariance = draws.mean(axis=0), np.maximum(draws.var(axis=0), 1e-300)
@@ -118,6 +109,128 @@ def run_nuts_pilot(
         if number >= _DENSE_FROM and is_small:
             covariance = _shrunk(draws)
     raise AssertionError
+
+
+class _Chains:
+    """Chains of NUTS in coordinates that are arguments of one compiled program.
+
+    The program is kept with the target. It serves all windows, the run that follows, and the run
+    after that with another step size. So the step is adapted between calls.
+
+    Attributes:
+      loop: the program with the coordinates of the last restart.
+      adaptation: the step size.
+
+    Args:
+      problem: the target, with all examples.
+      like: one unconstrained state.
+      is_dense: whether roots of metrics are matrices.
+      num_chains: number of chains.
+      jit_compile: whether XLA compiles the steps.
+    """
+
+    def __init__(
+        self,
+        problem: MinibatchLogProb,
+        like: State,
+        is_dense: bool,
+        num_chains: int,
+        jit_compile: bool,
+    ):
+        self._problem, self._like, self._is_dense = problem, like, is_dense
+        self._view = parameters_bijector(problem.bijector, like)
+        self._dtype = tf.nest.flatten(like)[0].dtype
+        self._name = f"NUTS of {num_chains} chains, jit_compile={jit_compile}"
+        self._jit_compile = jit_compile
+        self._of_vectors = value_and_gradient_of_vectors(problem, like, jit_compile, False)
+
+    @property
+    def z(self) -> np.ndarray:
+        return self._position.state.numpy().astype(np.float64)
+
+    def restart(self, shift: np.ndarray, root: np.ndarray, z: np.ndarray, step: float) -> None:
+        """Puts the chains to z, in coordinates shift + root z, with a step size to begin with."""
+        self.adaptation = DualAveraging(step)
+        values = tuple(tf.constant(x, self._dtype) for x in (shift, root))
+
+        def make() -> tuple[Loop, Position]:
+            start = start_of(self._kernel(values), tf.constant(z, self._dtype))
+            options = trace_divergences, start, self._jit_compile, _SLOTS, self._viewed
+            return Loop(self._kernel, *options, values=values), start
+
+        loop, first = kept_program(self._problem, self._name, self._like, make)
+        self.loop = loop.with_values(values)
+        scales = np.diag(root) if self._is_dense else root
+        value, slopes = self._of_vectors(shift + (z @ root.T if self._is_dense else z * root))
+        slopes = slopes @ root if self._is_dense else slopes * root
+        value, slopes, z = (
+            tf.constant(x, self._dtype) for x in (value + np.log(scales).sum(), slopes, z)
+        )
+        start = first.results._replace(target_log_prob=value, grads_target_log_prob=[slopes])
+        self._position = Position(tf.zeros([], tf.int64), z, start)
+
+    def draw(self, num_draws: int, seed: tf.Tensor) -> np.ndarray | None:
+        """Returns z of all steps, `[num_draws, chains, D]`; None if any is NaN or infinite."""
+        found, all_good = [], True
+        for _ in range(num_draws):
+            step = tf.constant(self.adaptation.step, self._dtype)
+            results = self._position.results._replace(step_size=step)
+            position = self._position._replace(results=results)
+            self._position, _, health = self.loop(position, 1, 1, 1, seed)
+            all_good &= health.is_good
+            ratios = self._position.results.log_accept_ratio.numpy().astype(np.float64)
+            self.adaptation.update(float(np.nan_to_num(np.exp(np.minimum(ratios, 0.0))).mean()))
+            found.append(self._position.state)
+        return tf.stack(found).numpy().astype(np.float64) if all_good else None
+
+    def _moved(self, z: tf.Tensor, values: tuple[tf.Tensor, tf.Tensor]) -> State:
+        shift, root = values
+        moved = tf.linalg.matvec(root, z) if self._is_dense else root * z
+        return unflatten_events(shift + moved, self._like, 0)
+
+    def _viewed(self, z: tf.Tensor, values: tuple[tf.Tensor, tf.Tensor]) -> Any:
+        return self._view.forward(self._moved(z, values))
+
+    def _kernel(self, values: tuple[tf.Tensor, tf.Tensor]) -> tfp.mcmc.NoUTurnSampler:
+        scales = tf.linalg.diag_part(values[1]) if self._is_dense else values[1]
+        log_det = tf.reduce_sum(tf.math.log(scales))  # as in the target of z of the run
+        one = tf.ones([], self._dtype)
+        return tfp.mcmc.NoUTurnSampler(
+            lambda z: self._problem(self._moved(z, values)) + log_det,
+            one,
+            max_tree_depth=MAX_TREE_DEPTH,
+        )
+
+
+class DualAveraging:
+    """Adapts a step size to an acceptance probability.
+
+    Attributes:
+      step: the step size to try next.
+
+    References:
+      M. D. Hoffman, A. Gelman. The No-U-Turn Sampler. Journal of Machine Learning Research, 2014.
+      Section 3.2, with the constants that it recommends.
+    """
+
+    def __init__(self, step: float):
+        self.step, self._target = step, np.log(10 * step)
+        self._count, self._errors, self._average = 0, 0.0, 0.0
+
+    def update(self, accepted: float) -> None:
+        """Takes the acceptance probability of the last step."""
+        self._count += 1
+        t = self._count
+        self._errors += _ACCEPTANCE - accepted
+        log_step = self._target - np.sqrt(t) / (t + 10) * self._errors / 0.05
+        weight = t**-0.75
+        self._average = weight * log_step + (1 - weight) * self._average
+        self.step = float(np.exp(log_step))
+
+    @property
+    def average(self) -> float:
+        """The average over late steps, for a run that does not adapt."""
+        return float(np.exp(self._average))
 
 
 def _shrunk(draws: np.ndarray) -> np.ndarray:

@@ -16,8 +16,11 @@ from tfp_sgmcmc.diagnostics.convergence import (
     rank_normalized_rhat,
     rhat_limit,
 )
+from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
+from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.sampling.loop import Loop, Position, start_of
+from tfp_sgmcmc.targets import Target
 
 _TIMED_SECONDS = 0.02  # short, so that other work on the machine disturbs at most a few of five
 _ROWS = 50  # of draws at which gradients are taken at a time
@@ -134,6 +137,31 @@ class Gradients:
             block = np.pad(block, [(0, _ROWS - len(block)), (0, 0), (0, 0)], mode="edge")
             found.append(self._at(tf.constant(block), seed, tf.constant(first)).numpy())
         return np.concatenate(found)[: len(z)]
+
+
+class WhitenedGradients:
+    """Gradients of all data at z, by the function of flat states that is kept with the target.
+
+    Args:
+      problem: the target.
+      center: the unconstrained state at z = 0.
+      factor: L in theta = center + L z, or its diagonal.
+      jit_compile: whether XLA compiles it.
+    """
+
+    def __init__(self, problem: Target, center: State, factor: np.ndarray, jit_compile: bool):
+        self._of_vectors = value_and_gradient_of_vectors(problem, center, jit_compile, False)
+        self._flat = flatten_events(center, 0).numpy().astype(np.float64)
+        self._factor = factor
+
+    def __call__(self, z: np.ndarray, seed: tf.Tensor) -> np.ndarray:
+        """Returns gradients at draws `[results, chains, D]`; nothing is drawn by the seed."""
+        del seed
+        rows, factor = z.reshape(-1, z.shape[-1]).astype(np.float64), self._factor
+        is_dense = factor.ndim == 2
+        theta = self._flat + (rows @ factor.T if is_dense else rows * factor)
+        gradient = self._of_vectors(theta)[1]
+        return (gradient @ factor if is_dense else gradient * factor).reshape(z.shape)
 
 
 class Convergence(NamedTuple):

@@ -13,6 +13,7 @@ from tfp_sgmcmc.adaptation.coordinates import Coordinates
 from tfp_sgmcmc.adaptation.pilot import Gradients, PilotDraws, PilotRuns
 from tfp_sgmcmc.diagnostics.certificate import Certificate
 from tfp_sgmcmc.internal.tables import Table, as_html, code_block
+from tfp_sgmcmc.sampling.loop import Loop
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
@@ -93,7 +94,7 @@ class Choices:
         first = []
         if self.noncentered:
             first = [
-                "from tfp_sgmcmc.adaptation.noncentering import noncentered",
+                "from tfp_sgmcmc.adaptation.priors.noncentering import noncentered",
                 "target, _ = noncentered(target, initial_state, result.choices.noncentered)",
             ]
         given = ", ".join(f"{k}={v!r}" for k, v in self.arguments.items())
@@ -174,11 +175,12 @@ class PreparedKernel:
         None where that would take long.
       trace_fn: what is kept of each draw's kernel results; None for nothing.
       remedy: what to do if chains disagree; None if the cause is not known.
+      loop: compiled steps of the kernel, if a pilot made them.
     """
 
     kernel: Any
     bijector: Any
-    gradients: Gradients | None
+    gradients: Callable[[np.ndarray, tf.Tensor], np.ndarray] | None
     choices: Choices
     lines: tuple[str, ...]
     flags: tuple[Flag, ...] = ()
@@ -187,6 +189,7 @@ class PreparedKernel:
     certify: Callable[[Any], Certificate] | None = None
     trace_fn: Callable[[Any, Any], Any] | None = None
     remedy: str | None = None
+    loop: Loop | None = None
 
     @property
     def is_noisy(self) -> bool:

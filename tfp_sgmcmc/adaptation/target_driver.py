@@ -21,7 +21,8 @@ from tfp_sgmcmc.adaptation.independent_draws import independent_draws
 from tfp_sgmcmc.adaptation.langevin import LangevinSelector
 from tfp_sgmcmc.adaptation.modes import far_starts, find_other_mode, value_and_gradient_of_z
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, prior_widths
+from tfp_sgmcmc.adaptation.priors.noncentering import repeats_prior
+from tfp_sgmcmc.adaptation.priors.prior_scale import NotNearGaussian, prior_widths
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, settled
 from tfp_sgmcmc.adaptation.settings_file import describe_call, load, save
 from tfp_sgmcmc.adaptation.target_arguments import (
@@ -97,11 +98,14 @@ class KernelSelector:
         if independent is not None:
             return dataclasses.replace(independent, flags=self._flags)
         num_examples = self._problem.num_examples
-        if num_examples * self._runs.dim < _FEWEST_ENTRIES:
+        is_small = num_examples * self._runs.dim < _FEWEST_ENTRIES
+        if is_small or repeats_prior(self._problem.bijector):
+            why = "each example's gradient would evaluate the prior of all effects"
+            if is_small:
+                why = f"a gradient of all {num_examples:,} examples costs no more than one of a few"
             if num_examples > 1:
                 self._runs.dropped.append(
-                    "UnderdampedLangevin with minibatches was not tried, because a gradient of all "
-                    f"{num_examples:,} examples costs no more than one of a few."
+                    f"UnderdampedLangevin with minibatches was not tried, because {why}."
                 )
             return self.with_all_examples(num_results)
         langevin = LangevinSelector(self._problem, found, self._runs, self._noise_seed)
@@ -268,7 +272,7 @@ def sample_target(
     tell(prepared.lines, progress_bar)
     goal = min(min_ess, 0.5 * num_results * num_chains)
     for attempt in range(1, _MOST_RUNS + 1):
-        choices = prepared.choices
+        choices, loop = prepared.choices, prepared.loop if run is None else None
         result = run_kernel(
             prepared.kernel,
             prepared.choices.first_state,
@@ -282,6 +286,7 @@ def sample_target(
             checkpoint_seconds=checkpoint_seconds,
             preflight_check=False,
             view=prepared.bijector.forward,
+            make_loop=None if loop is None else lambda *_, loop=loop, **__: loop,
         )
         found = check_draws(result, prepared, check_seed, goal, settings.problem)
         if not found.is_wrong or not result.is_complete or attempt == _MOST_RUNS:

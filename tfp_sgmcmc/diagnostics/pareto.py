@@ -62,6 +62,7 @@ def _fit(x: np.ndarray) -> float:
     theta = points / (3 * quartile) + 1 / x[-1]
     shapes = np.log1p(-theta[:, np.newaxis] * x).mean(axis=1)
     log_likelihood = count * (np.log(-theta / shapes) - shapes - 1)
-    posterior = 1 / np.exp(log_likelihood - log_likelihood[:, np.newaxis]).sum(axis=1)
+    with np.errstate(over="ignore"):  # of points that have no weight
+        posterior = 1 / np.exp(log_likelihood - log_likelihood[:, np.newaxis]).sum(axis=1)
     mean = float(np.sum(theta * posterior))
     return float(np.log1p(-mean * x).mean())

@@ -14,6 +14,7 @@ from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import Target, kept_program
 
 _MOST_TERMS = 5_000_000  # N times the states that are evaluated at once
+_FEW = 64  # states of a small block; more blocks take less time than another trace
 _WORTH_COMPILING = 500_000  # N D; XLA takes longer to compile a smaller program than to run it
 
 
@@ -42,9 +43,11 @@ def value_and_gradient_of_vectors(
     """Returns the function of flat unconstrained states, `[S, D]`, that gives `[S]` and `[S, D]`.
 
     These are log posteriors and their gradients. `in_blocks` evaluates blocks of one size;
-    otherwise there is a trace for each S. XLA compiles it for a large target, if it may.
+    otherwise those of a small target are smaller, and a large target has a trace for each S. XLA
+    compiles it for a large target, if it may.
     """
-    jit_compile = jit_compile and _is_large(target, like)
+    is_large = _is_large(target, like)
+    jit_compile = jit_compile and is_large
 
     def of_states(theta: tf.Tensor) -> Any:
         return tfp.math.value_and_gradient(
@@ -53,10 +56,10 @@ def value_and_gradient_of_vectors(
 
     name = f"value and gradient of many, jit_compile={jit_compile}"
     evaluate = kept_program(target, name, like, lambda: traced(of_states, jit_compile))
-    dtype, size = tf.nest.flatten(like)[0].dtype, block_size(target)
+    dtype, size = tf.nest.flatten(like)[0].dtype, block_size(target) if in_blocks else _FEW
 
     def value_and_gradient(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if in_blocks:
+        if in_blocks or not is_large:
             value, gradient = _in_blocks(evaluate, x, like, size)
         else:
             value, gradient = (y.numpy() for y in evaluate(tf.constant(x, dtype)))

@@ -45,8 +45,12 @@ def defensive_normal_log_prob(z: tf.Tensor, tail_share: tf.Tensor) -> tf.Tensor:
     (8 \pi)^{-D/2} (1 + r / 8)^{-4 - D/2} \right), \qquad r = |z|^2
     \]
     """
-    dim, nu = z.shape[-1], DEGREES_OF_FREEDOM
-    square = tf.reduce_sum(z**2, axis=-1)
+    return defensive_normal_log_prob_at(tf.reduce_sum(z**2, axis=-1), z.shape[-1], tail_share)
+
+
+def defensive_normal_log_prob_at(square: tf.Tensor, dim: int, tail_share: tf.Tensor) -> tf.Tensor:
+    """Returns the log density of `defensive_normal` in `dim` dimensions where |z|^2 is `square`."""
+    nu = DEGREES_OF_FREEDOM
     of_normal = -0.5 * square - 0.5 * dim * math.log(2 * math.pi)
     of_tails = -0.5 * (nu + dim) * tf.math.log1p(square / nu) + (
         math.lgamma((nu + dim) / 2) - math.lgamma(nu / 2) - 0.5 * dim * math.log(nu * math.pi)

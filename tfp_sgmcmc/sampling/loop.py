@@ -86,6 +86,7 @@ class Loop:
       jit_compile: whether XLA compiles the steps.
       slots: rows that one call can keep; None chooses.
       view: a function of the state whose value is kept; None keeps the state.
+      values: the first values. The view then gets them too, and a stride is always an argument.
       replicas: the replicas that take each step together. XLA cannot compile their communication on
         a CPU, so it compiles only the share of each. None is one replica.
 
@@ -100,17 +101,20 @@ class Loop:
         start: Position,
         jit_compile: bool,
         slots: int | None = None,
-        view: Callable[[Any], Any] | None = None,
+        view: Callable[..., Any] | None = None,
         replicas: Replicas | None = None,
+        values: Any = (),
     ):
-        self._replicas = replicas
+        self._replicas, self._has_values = replicas, bool(tf.nest.flatten(values))
         jit_compile = jit_compile and replicas is None
         self._kernel_fn, self._trace_fn, self._view = kernel_fn, trace_fn, view
-        self._start, self._jit_compile, self._values = start, jit_compile, ()
+        self._start, self._jit_compile, self._values = start, jit_compile, values
         #: TensorSpecs of what a draw keeps: state, trace, step size.
         self.kept = (
             tf.function(self._keep, autograph=False)
-            .get_concrete_function(*tf.nest.map_structure(_spec, (start.state, start.results)))
+            .get_concrete_function(
+                *tf.nest.map_structure(_spec, (start.state, start.results, values))
+            )
             .structured_outputs
         )
         #: Rows that one call can keep.
@@ -128,6 +132,7 @@ class Loop:
         """
         numbers = tf.constant(rows), tf.constant(first, tf.int64)
         values = self._values if values is None else values
+        stride = tf.constant(stride, tf.int64) if self._has_values else stride
         given = _tensors(position), *numbers, stride, seed, values
         # A concrete function, because TensorFlow warns when many runs trace a function again.
         with no_numeric_checks():
@@ -143,7 +148,7 @@ class Loop:
 
     def trace_of(self, state: Any, results: Any) -> Any:
         """Returns what `trace_fn` returns; `()` without one."""
-        return traced(self._keep)(state, results)[1]
+        return traced(self._keep)(state, results, self._values)[1]
 
     def program(self, position: Position, rows: int, first: int, stride: int, seed: Any) -> Program:
         """Returns the compiled program of a call with these arguments, without running it."""
@@ -193,7 +198,7 @@ class Loop:
 
         def write(arrays: list[Any], at: tf.Tensor, tensors: list[tf.Tensor]) -> list[Any]:
             _, state, results = self._pack(tensors)
-            kept = self._keep(state, results)
+            kept = self._keep(state, results, values)
             _check_trace(self.kept, kept)
             pairs = zip(arrays, tree.flatten(kept), strict=True)
             return [a.write(at, x) for a, x in pairs]
@@ -256,7 +261,7 @@ class Loop:
         pairs = zip(tree.flatten(tuple(self._start)), tree.flatten(tuple(moved)), strict=True)
         return [tf.convert_to_tensor(y, x.dtype) for x, y in pairs if x is not None]
 
-    def _keep(self, state: Any, results: Any) -> tuple[Any, Any, Any]:
+    def _keep(self, state: Any, results: Any, values: Any) -> tuple[Any, Any, Any]:
         try:
             trace = () if self._trace_fn is None else self._trace_fn(state, results)
         except TypeError as error:
@@ -271,7 +276,9 @@ class Loop:
             if x.dtype in _NOT_NUMERIC:
                 raise ValueError(f"trace_fn must return numbers. Received: {x.dtype.name}.")
         sizes = tf.nest.map_structure(tf.convert_to_tensor, getattr(results, "step_size", ()))
-        return state if self._view is None else self._view(state), trace, sizes
+        if self._view is not None:
+            state = self._view(state, values) if self._has_values else self._view(state)
+        return state, trace, sizes
 
 
 def rows_of(kept: Any) -> int:

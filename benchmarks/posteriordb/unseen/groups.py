@@ -89,6 +89,52 @@ def crossed_effects() -> Posterior:
     return Posterior(log_prior, log_likelihood, data, shapes, {"widths": tfb.Exp()})
 
 
+def varying_slopes(effects: str) -> Posterior:
+    """Returns answers of 20 groups with correlated intercepts and slopes, `"effects"` or `"z"`."""
+    rng = np.random.default_rng(16)
+    group, x = np.repeat(np.arange(20), 25), rng.standard_normal(500)
+    covariance = [[0.81, 0.18], [0.18, 0.25]]
+    of_group = [0.5, -0.7] + rng.multivariate_normal([0.0, 0.0], covariance, 20)
+    logits = of_group[group, 0] + of_group[group, 1] * x
+    y = (rng.random(500) < 1 / (1 + np.exp(-logits))).astype(np.float64)
+
+    def tril(tau: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+        return tau[..., None] * factor
+
+    def log_prior(
+        mu: tf.Tensor, tau: tf.Tensor, factor: tf.Tensor, **parts: tf.Tensor
+    ) -> tf.Tensor:
+        if effects == "effects":
+            scale = tril(tau, factor)[..., None, :, :]
+            normal = tfd.MultivariateNormalTriL(mu[..., None, :], scale)
+            of_effects = normal.log_prob(parts["effects"])
+        else:
+            of_effects = total(tfd.Normal, parts["z"], 0.0, 1.0)
+        lkj = tfd.CholeskyLKJ(2, concentration=tf.constant(2.0, mu.dtype)).log_prob(factor)
+        of_scales = total(tfd.HalfNormal, tau, 1.0) + total(tfd.Normal, mu, 0.0, 2.5)
+        return tf.reduce_sum(of_effects, axis=-1) + of_scales + lkj
+
+    def derived(parts: Parts) -> Parts:
+        factor = tf.convert_to_tensor(parts["factor"])
+        if effects == "z":
+            z, scale = parts["z"], tril(parts["tau"], factor)
+            both = parts["mu"][..., None, :] + tf.matmul(z, scale, transpose_b=True)
+        else:
+            both = parts["effects"]
+        return {"intercept": both[..., 0], "slope": both[..., 1], "correlation": factor[..., 1, 0]}
+
+    def log_likelihood(batch: Parts, **parts: tf.Tensor) -> tf.Tensor:
+        found = derived(parts)
+        a, b = (gathered(found[name], batch["group"]) for name in ("intercept", "slope"))
+        return tfd.Bernoulli(logits=a + b * batch["x"]).log_prob(batch["y"])
+
+    shapes: dict[str, list[int]] = {"mu": [2], "tau": [2], "factor": [1], effects: [20, 2]}
+    bijector = {"tau": tfb.Exp(), "factor": tfb.CorrelationCholesky()}
+    data = {"y": y, "x": x, "group": group}
+    options = derived, "varying_slopes"
+    return Posterior(log_prior, log_likelihood, data, shapes, bijector, *options)
+
+
 def rates() -> Posterior:
     """Returns tumour rates of 40 groups with beta priors of unknown mean and size."""
     rng = np.random.default_rng(13)
@@ -219,6 +265,8 @@ def meta_analysis_draws(posterior: Posterior, num_draws: int = 40_000) -> dict[s
 POSTERIORS: dict[str, Callable[[], Posterior]] = {
     "radon": lambda: radon("z"),
     "radon_centred": lambda: radon("theta"),
+    "varying_slopes": lambda: varying_slopes("z"),
+    "varying_slopes_centred": lambda: varying_slopes("effects"),
     "crossed_effects": crossed_effects,
     "rates": rates,
     "meta_analysis": meta_analysis,

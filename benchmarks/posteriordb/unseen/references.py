@@ -11,11 +11,13 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+import tfp_sgmcmc as sgmcmc
 from benchmarks.common.chains import compiled
 from benchmarks.posteriordb.accuracy import sizes
 from benchmarks.posteriordb.posterior import Posterior
 from datasets.posteriordb import QUANTILES, Moments
 from tfp_sgmcmc.internal.nest import call_with_state, flatten_events, unflatten_events
+from tfp_sgmcmc.targets.laplace.quadratic import hessian_products, root_of_inverse
 
 NUM_CHAINS, BLOCK = 16, 50
 NUM_WINDOWS, FIRST_DENSE = 14, 5  # of adaptation, and the first that gives a dense metric
@@ -55,12 +57,15 @@ def kept(path: Path, make: Any) -> Moments:
     return found
 
 
-def long_run(posterior: Posterior, seed: int = 0) -> tuple[dict[str, np.ndarray], float]:
+def long_run(
+    posterior: Posterior, seed: int = 0, at_mode: bool = False
+) -> tuple[dict[str, np.ndarray], float]:
     """Returns draws of constrained parts, `[S, event...]`, and the number that they are worth.
 
     Sixteen chains of NUTS start around zero. Fourteen windows of 50 draws adapt step and metric,
     the covariance of the last two windows. Then draws follow until the worst quantity that is
-    compared has 4000 effective ones and R-hat below 1.005.
+    compared has 4000 effective ones and R-hat below 1.005. `at_mode` begins with draws of Laplace's
+    approximation instead, which suits posteriors with one mode that is hard to reach from zero.
 
     Raises:
       ValueError: 6000 draws of each chain are not enough.
@@ -79,10 +84,13 @@ def long_run(posterior: Posterior, seed: int = 0) -> tuple[dict[str, np.ndarray]
         return tf.exp(tf.minimum(results.log_accept_ratio, 0.0))
 
     run = compiled(sampler, BLOCK, trace_fn=trace)
-    theta = 0.3 * rng.standard_normal([NUM_CHAINS, dim])
-    step, mean, factor, before = 0.05, np.zeros(dim), np.eye(dim), None
+    z = rng.standard_normal([NUM_CHAINS, dim])
+    theta, step, mean, factor, before = 0.3 * z, 0.05, np.zeros(dim), np.eye(dim), None
+    if at_mode:
+        mean, factor = _at_mode(target, like)
+        theta, step = mean + z @ factor.T, 0.5
     blocks = []
-    for number in range(NUM_WINDOWS + MOST_BLOCKS):
+    for number in range(NUM_WINDOWS - 4 if at_mode else 0, NUM_WINDOWS + MOST_BLOCKS):
         z = np.linalg.solve(factor, (theta - mean).T).T
         settings = (tf.constant(x, tf.float64) for x in (step, mean, factor))
         found = run(tf.constant(z), None, tf.constant([seed, number]), *settings)
@@ -99,6 +107,14 @@ def long_run(posterior: Posterior, seed: int = 0) -> tuple[dict[str, np.ndarray]
             step = min(max(step, 0.05), 1.0)
         before = draws
     raise ValueError(f"{MOST_BLOCKS * BLOCK} draws of each chain are not enough.")
+
+
+def _at_mode(target: Any, like: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the mode, and a factor of the inverse of minus the Hessian there."""
+    center = sgmcmc.find_center(target, like)[0]
+    flat = flatten_events(center, 0).numpy()
+    precision = -hessian_products(target, center).matrices(flat).posterior
+    return flat, root_of_inverse(precision)
 
 
 def _normal(draws: np.ndarray, is_dense: bool) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.adaptation.prior_scale import prior_slopes, state_at
+from tfp_sgmcmc.adaptation.priors.prior_scale import prior_slopes, state_at
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.base import kept_program
@@ -19,7 +19,7 @@ _MOST_NUMBERS = 4e6  # slopes that are evaluated at once
 _FEWEST_ROWS, _MOST_ROWS, _LEAST_POINTS = 4, 8, 6
 _STEP, _STEP_ROWS = 0.3, 4  # of an entry that may change slopes, and the states where it is made
 # Relative residuals that rounding explains, and parts of slopes that are above it.
-_ROUNDING = {tf.float32: (2e-3, 2e-2), tf.float64: (1e-7, 1e-5)}
+ROUNDING = {tf.float32: (2e-3, 2e-2), tf.float64: (1e-7, 1e-5)}
 
 
 class LocationScale(NamedTuple):
@@ -75,7 +75,7 @@ def find_location_scale(
     """
     flat = flatten_events(state, 0).numpy().astype(np.float64)
     dim, dtype = len(flat), tf.nest.flatten(state)[0].dtype
-    rounding, rows = _ROUNDING[dtype], _rows_around(flat, _MOST_ROWS)
+    rounding, rows = ROUNDING[dtype], rows_around(flat, _MOST_ROWS)
     candidates, stand_for = _candidates(dependence(problem, state), names, only)
     if not len(candidates):
         return None
@@ -118,8 +118,8 @@ def dependence(problem: MinibatchLogProb, state: State) -> np.ndarray:
 
 
 def _dependence(problem: MinibatchLogProb, state: State) -> np.ndarray:
-    rows = _rows_around(flatten_events(state, 0).numpy().astype(np.float64), _STEP_ROWS)
-    dim, least = rows.shape[-1], _ROUNDING[tf.nest.flatten(state)[0].dtype][1]
+    rows = rows_around(flatten_events(state, 0).numpy().astype(np.float64), _STEP_ROWS)
+    dim, least = rows.shape[-1], ROUNDING[tf.nest.flatten(state)[0].dtype][1]
     ends = np.concatenate([rows[:, np.newaxis], rows[:, np.newaxis] + _STEP * np.eye(dim)], axis=1)
     slopes = prior_slopes(problem, state, ends.reshape(-1, dim)).reshape(ends.shape)
     with np.errstate(all="ignore"):
@@ -127,7 +127,7 @@ def _dependence(problem: MinibatchLogProb, state: State) -> np.ndarray:
     return change.any(axis=0) & ~np.eye(dim, dtype=bool)
 
 
-def _rows_around(flat: np.ndarray, count: int) -> np.ndarray:
+def rows_around(flat: np.ndarray, count: int) -> np.ndarray:
     """Returns states around one, `[count, D]`, of which a smaller count gives the first ones."""
     return flat + np.random.default_rng(0).uniform(-_RADIUS, _RADIUS, [count, len(flat)])
 

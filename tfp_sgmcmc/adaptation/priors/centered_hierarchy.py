@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.adaptation.location_scale import dependence
-from tfp_sgmcmc.adaptation.noncentering import laws_around
-from tfp_sgmcmc.adaptation.prior_scale import effect_slopes, entry_names
+from tfp_sgmcmc.adaptation.priors.location_scale import dependence
+from tfp_sgmcmc.adaptation.priors.noncentering import Law, laws_around
+from tfp_sgmcmc.adaptation.priors.normal_blocks import NormalBlocks
+from tfp_sgmcmc.adaptation.priors.prior_scale import effect_slopes, entry_names
 from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.base import kept_program
@@ -33,19 +34,22 @@ class CenteredHierarchy(NamedTuple):
       location: the name of the part that moves them; None if there is none.
       entries: the places of all effects in a flat state, if their priors given the rest are normal,
         or a location plus a width times a fixed distribution.
+      is_joint: whether some effects are correlated given the rest.
     """
 
     effects: str
     scale: str
     location: str | None
     entries: tuple[int, ...] = ()
+    is_joint: bool = False
 
     @property
     def note(self) -> str:
         """The note of a run that samples the effects as variables with a fixed prior."""
+        of, width = ("covariance", "its factor") if self.is_joint else ("width", "width")
         return (
-            f"The hierarchy is centred: the width of the prior of {self.effects} depends on "
-            f"{self.scale}. So {self.effects} was sampled as location plus width times z, where "
+            f"The hierarchy is centred: the {of} of the prior of {self.effects} depends on "
+            f"{self.scale}. So {self.effects} was sampled as location plus {width} times z, where "
             "the prior of z is fixed. The draws are those of the model as it is written."
         )
 
@@ -147,13 +151,14 @@ def _by_slopes(
 ) -> CenteredHierarchy | None:
     if laws := laws_around(problem, state):
         names = entry_names(state)
-        effects = _joined(names[law.entries[0]] for law in laws)
+        effects = _joined(names[j] for law in laws for j in law.entries)
         scale, location = (
-            _joined(names[_most_used(weights)] for law in laws if (weights := law[part]).any())
-            for part in (3, 2)
+            _joined(name for law in laws for name in _moved_by(law, part, names))
+            for part in ("scale", "location")
         )
         entries = tuple(sorted(j for law in laws for j in law.entries))
-        return CenteredHierarchy(effects, scale, location or None, entries)
+        is_joint = any(isinstance(law, NormalBlocks) for law in laws)
+        return CenteredHierarchy(effects, scale, location or None, entries, is_joint)
     rng = np.random.default_rng(0)
     rows = flat + rng.uniform(-_RADIUS, _RADIUS, [_NUM_ROWS, len(flat)])
     found = find_centered_hierarchy(problem, state, rows)
@@ -162,6 +167,14 @@ def _by_slopes(
 
 def _joined(names: Iterable[str]) -> str:
     return " and ".join(dict.fromkeys(names))
+
+
+def _moved_by(law: Law, part: str, names: list[str]) -> tuple[str, ...]:
+    """Returns the names of the parts that a law's scale or location depends on most."""
+    if isinstance(law, NormalBlocks):
+        return law.scales if part == "scale" else law.locations
+    weights = law.log_width if part == "scale" else law.location
+    return (names[_most_used(weights)],) if weights.any() else ()
 
 
 def _most_used(weights: np.ndarray) -> int:

@@ -9,19 +9,22 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.adaptation.location_scale import (
+from tfp_sgmcmc.adaptation.priors.block_noncentering import BlockNonCentering
+from tfp_sgmcmc.adaptation.priors.location_scale import (
     LocationScale,
     find_location_scale,
     parameters_of,
 )
-from tfp_sgmcmc.adaptation.prior_scale import density_of_effects, entry_names
-from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.adaptation.priors.normal_blocks import NormalBlocks, find_normal_blocks
+from tfp_sgmcmc.adaptation.priors.prior_scale import entry_names
+from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
-from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
+from tfp_sgmcmc.targets.base import kept_program
 from tfp_sgmcmc.targets.laplace.laplace import vector_bijector
 
 tfb = tfp.bijectors
 
+Law = LocationScale | NormalBlocks
 _MOST_LEVELS = 4  # of effects of effects
 
 
@@ -30,39 +33,25 @@ class NonCentering(tfb.Bijector):
 
     \[ \theta_e = m_e(\theta_{-e}) + w_e(\theta_{-e}) z_e \]
 
-    All other entries stay as they are. A `LocationScale` has m and w in closed form. Without one,
-    the effects' priors are normal given the rest, and the slopes of the log prior give
-
-    \[
-    w_e^{-2} = \partial_e \log p(\theta_e = 0) - \partial_e \log p(\theta_e = 1), \quad
-    m_e = w_e^2 \, \partial_e \log p(\theta_e = 0),
-    \]
-
-    whatever they depend on. Where only the log posterior is known, its slopes give the normal
-    distribution of the effects given data and rest.
+    All other entries stay as they are.
 
     Args:
       problem: the target.
       like: one unconstrained state.
-      entries: the places of the effects in a flat state.
-      law: m and w of the effects, if they are known.
+      law: m and w of the effects.
     """
 
     def __init__(
         self,
         problem: MinibatchLogProb,
         like: State,
-        entries: Sequence[int],
-        law: LocationScale | None = None,
+        law: LocationScale,
         name: str = "non_centering",
     ):
         parameters = dict(locals())
-        flat = flatten_events(like, 0)
         self._problem, self._like, self._law = problem, like, law
-        self._is_effect = np.isin(np.arange(flat.shape[0]), entries)
-        super().__init__(
-            forward_min_event_ndims=1, dtype=flat.dtype, parameters=parameters, name=name
-        )
+        dtype = flatten_events(like, 0).dtype
+        super().__init__(forward_min_event_ndims=1, dtype=dtype, parameters=parameters, name=name)
 
     @classmethod
     def _parameter_properties(cls, dtype: Any) -> dict[str, Any]:
@@ -71,19 +60,7 @@ class NonCentering(tfb.Bijector):
 
     def location_and_width(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns m and w of all entries, which are 0 and 1 where there is no effect."""
-        if self._law is not None:
-            return _by_law(self._problem, self._like, self._law, x)
-        is_effect, density = tf.constant(self._is_effect), density_of_effects(self._problem)
-
-        def slopes(value: float) -> tf.Tensor:
-            at = tf.where(is_effect, tf.constant(value, x.dtype), x)
-            state = unflatten_events(at, self._like, 0)
-            found = value_and_gradient(density, state, connected=False)[1]
-            return flatten_events(found, x.shape.rank - 1)
-
-        zero = slopes(0.0)
-        precision = tf.where(is_effect, zero - slopes(1.0), tf.ones([], x.dtype))
-        return tf.where(is_effect, zero / precision, tf.zeros([], x.dtype)), precision**-0.5
+        return _by_law(self._problem, self._like, self._law, x)
 
     def _forward(self, x: tf.Tensor) -> tf.Tensor:
         location, width = self.location_and_width(x)
@@ -121,16 +98,24 @@ def _by_law(
     return tf.constant(offset, x.dtype) + parts[0] + parts[1], tf.exp(parts[2] + parts[3])
 
 
-def laws_around(problem: MinibatchLogProb, state: State) -> tuple[LocationScale, ...]:
+def repeats_prior(bijector: Any) -> bool:
+    """Returns whether a bijector evaluates the slopes of the prior of all effects."""
+    steps = getattr(bijector, "bijectors", ())
+    is_chain = isinstance(steps, list | tuple)
+    return isinstance(bijector, BlockNonCentering) or (is_chain and any(map(repeats_prior, steps)))
+
+
+def laws_around(problem: MinibatchLogProb, state: State) -> tuple[Law, ...]:
     """Returns the laws of effects, then of what remains, as effects of effects; found once."""
     return kept_program(problem, "laws of effects", state, lambda: _laws(problem, state))
 
 
-def _laws(problem: MinibatchLogProb, state: State) -> tuple[LocationScale, ...]:
-    names, laws, model = entry_names(state), list[LocationScale](), (problem, state)
+def _laws(problem: MinibatchLogProb, state: State) -> tuple[Law, ...]:
+    names, laws, model = entry_names(state), list[Law](), (problem, state)
     rest = tuple(range(len(names)))
     while problem.has_prior and rest and len(laws) < _MOST_LEVELS:
-        law = find_location_scale(problem, state, names, rest, model)
+        law: Law | None = find_location_scale(problem, state, names, rest, model)
+        law = law or find_normal_blocks(problem, state, names, rest)
         if law is None:
             break
         laws.append(law)
@@ -148,7 +133,8 @@ def noncentered(
         for law in laws:
             problem, state = _by_one_law(problem, state, law, model)
     else:
-        problem, state = _changed(problem, state, NonCentering(problem, state, entries))
+        blocks = np.array(entries)[:, np.newaxis]
+        problem, state = _changed(problem, state, BlockNonCentering(problem, state, blocks))
     kept_program(problem, "hierarchy", state, lambda: None)  # it need not be looked for again
     return problem, state
 
@@ -156,17 +142,20 @@ def noncentered(
 def _by_one_law(
     problem: MinibatchLogProb,
     state: State,
-    law: LocationScale,
+    law: Law,
     model: tuple[MinibatchLogProb, State],
 ) -> tuple[MinibatchLogProb, tf.Tensor]:
     """Returns the target of coordinates by a law, kept with what is compiled, and the state."""
-    step = NonCentering(*model, law.entries, law)
+    if isinstance(law, NormalBlocks):
+        step: tfb.Bijector = BlockNonCentering(problem, state, law.blocks, law.is_shared)
+    else:
+        step = NonCentering(*model, law)
     other, at = _changed(problem, state, step)
     return kept_program(problem, "non-centred by law", state, lambda: other), at
 
 
 def _changed(
-    problem: MinibatchLogProb, state: State, step: NonCentering
+    problem: MinibatchLogProb, state: State, step: tfb.Bijector
 ) -> tuple[MinibatchLogProb, tf.Tensor]:
     other = problem.with_bijector(vector_bijector(problem.bijector, state, [step]))
     return other, step.inverse(flatten_events(state, 0))
