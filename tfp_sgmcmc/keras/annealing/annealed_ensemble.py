@@ -43,10 +43,11 @@ class AnnealedEnsemble:
     the temperature \( 0.3\, (0.01 / 0.3)^t \), and the largest learning rate 2, which falls to 0.2
     by a cosine over the last fifth. In models with trainable embeddings, attention or recurrent
     layers, masses follow the gradients (`mass_averaging` of 0.01), the learning rates are 0.003 and
-    0.0003, and temperatures are a hundredth of these. All chains see the same batches, but each row of a pool is
-    hidden from two of them (see `RowsOfChains`): it counts for nothing in their gradients, and N is
-    the number of rows that a chain sees. These chains tell afterwards from which part of the run
-    predictions are taken (see `choose_windows`). Inputs of layers are measured on the pool.
+    0.0003, and temperatures are a hundredth of these. All chains see the same batches, but each row
+    of a pool is hidden from two of them (see `RowsOfChains`): it counts for nothing in their
+    gradients, and N is the number of rows that a chain sees. These chains tell afterwards from
+    which part of the run predictions are taken (see `choose_windows`). Inputs of layers are
+    measured on the pool.
 
     Attributes:
       num_steps: K, or None before the first `fit`.
