@@ -45,7 +45,7 @@ class SamplerCallback(keras.callbacks.Callback):
     (`AnnealedSGHMC`) and the first one around its mean input, a prior that is tight at first and
     then relaxes, and a temperature that falls from 0.3 to 0.01. Where a model has trainable
     embeddings, attention or recurrent layers, each weight has a mass of its own, which follows its
-    gradients. Each of min(0.4 N, 400) rows is
+    gradients; with attention the temperature is a hundredth. Each of min(0.4 N, 400) rows is
     hidden from two of the chains, and with these rows the parts of the run are chosen whose states
     predict best. `predict` averages over them. Nothing is to be set. Chains start from the layers'
     initialisers, unless `chains` says otherwise. The number of epochs is about what one network

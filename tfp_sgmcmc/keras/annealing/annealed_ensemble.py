@@ -25,14 +25,14 @@ _RELAXATION = 100.0  # factor of the prior's variance from the first step to the
 _LARGEST_STEP, _LAST_SHARE, _STEP_FALLS = 2.0, 0.1, 0.8
 _LARGEST_ADAPTIVE_STEP, _MASS_AVERAGING, _COLDER = 3e-3, 0.01, 0.01
 _ROWS = 512  # that show the size of the inputs
-_UNEVEN = (  # layers whose weights have gradients of very unlike sizes
-    keras.layers.Embedding,
+_ATTENTION = (
     keras.layers.MultiHeadAttention,
     keras.layers.GroupQueryAttention,
     keras.layers.Attention,
     keras.layers.AdditiveAttention,
-    keras.layers.RNN,
 )
+# Layers whose weights have gradients of very unlike sizes.
+_UNEVEN = (keras.layers.Embedding, keras.layers.RNN, *_ATTENTION)
 
 
 class AnnealedEnsemble:
@@ -42,12 +42,12 @@ class AnnealedEnsemble:
     `layer_masses`, the prior N(0, 2 100^t / m) for weights and N(0, 100^t) for other variables,
     the temperature \( 0.3\, (0.01 / 0.3)^t \), and the largest learning rate 2, which falls to 0.2
     by a cosine over the last fifth. In models with trainable embeddings, attention or recurrent
-    layers, masses follow the gradients (`mass_averaging` of 0.01), the learning rates are 0.003 and
-    0.0003, and temperatures are a hundredth of these. All chains see the same batches, but each row
-    of a pool is hidden from two of them (see `RowsOfChains`): it counts for nothing in their
-    gradients, and N is the number of rows that a chain sees. These chains tell afterwards from
-    which part of the run predictions are taken (see `choose_windows`). Inputs of layers are
-    measured on the pool.
+    layers, masses follow the gradients (`mass_averaging` of 0.01), and the learning rates are 0.003
+    and 0.0003. With trainable attention temperatures are a hundredth of these. All chains see the
+    same batches, but each row of a pool is hidden from two of them (see `RowsOfChains`): it counts
+    for nothing in their gradients, and N is the number of rows that a chain sees. These chains tell
+    afterwards from which part of the run predictions are taken (see `choose_windows`). Inputs of
+    layers are measured on the pool.
 
     Attributes:
       num_steps: K, or None before the first `fit`.
@@ -106,9 +106,9 @@ class AnnealedEnsemble:
         assert self.num_steps is not None  # settled
         rows = None if self._batch is None else self._batch[0]
         found = layer_masses(model, rows if self._pool is None else self._pool.x)
-        k, adapts = self.num_steps, _has_uneven_layers(model)
+        k, adapts = self.num_steps, _has_trainable(model, _UNEVEN)
         largest = _LARGEST_ADAPTIVE_STEP if adapts else _LARGEST_STEP
-        share = _COLDER if adapts else 1.0
+        share = _COLDER if _has_trainable(model, _ATTENTION) else 1.0
         self._kernel = {
             "step_size": CosineTail(largest, _LAST_SHARE * largest, k, _STEP_FALLS),
             "mass_averaging": _MASS_AVERAGING if adapts else None,
@@ -154,10 +154,10 @@ def check_alone(**given: Any) -> None:
         )
 
 
-def _has_uneven_layers(model: keras.Model) -> bool:
-    """Returns whether a model has weights whose gradients are of very unlike sizes."""
+def _has_trainable(model: keras.Model, kinds: tuple[Any, ...]) -> bool:
+    """Returns whether a model has layers of these kinds with trainable weights."""
     layers = internals.layers(model)
-    return any(isinstance(layer, _UNEVEN) and layer.trainable_variables for layer in layers)
+    return any(isinstance(layer, kinds) and layer.trainable_variables for layer in layers)
 
 
 def check_chains(num_chains: int | None) -> int:
