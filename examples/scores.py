@@ -1,4 +1,4 @@
-"""What the examples share: a network trained by Adam, and its test scores beside an ensemble's."""
+"""Shared by the examples: a network trained by Adam, and its test scores beside an ensemble's."""
 
 from __future__ import annotations
 

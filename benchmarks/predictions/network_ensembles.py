@@ -9,12 +9,10 @@ import functools
 
 from benchmarks.common import command_line
 from benchmarks.predictions import ensembles
-from benchmarks.predictions.tabular import TABLES
-
-PROBLEMS = ("convnet", "batchnorm", "embeddings", "transformer")
+from benchmarks.predictions.tabular import NETWORKS, TABLES
 
 if __name__ == "__main__":
-    run = functools.partial(ensembles.run, problems=PROBLEMS)
+    run = functools.partial(ensembles.run, problems=NETWORKS)
     run.__doc__ = ensembles.run.__doc__
     choices = {"problems": TABLES}
     command_line.main(__doc__, run, ensembles.show, choices=choices, table="network_ensembles")

@@ -198,4 +198,4 @@ TABLES: dict[str, Loader] = {
     "convnet": _stored("mnist", 10, **_IMAGES, network=networks.convnet),
     "batchnorm": _stored("mnist", 10, **_IMAGES, network=networks.normalized_convnet),
 }
-NETWORKS = ("convnet", "batchnorm", "transformer", "embeddings")  # which have a network
+NETWORKS = ("convnet", "batchnorm", "embeddings", "transformer")  # which have a network

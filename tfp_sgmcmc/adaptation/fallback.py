@@ -6,7 +6,7 @@ import dataclasses
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -41,6 +41,15 @@ Select = Callable[[MinibatchLogProb, State], PreparedKernel]
 _BATCH_SIZE, _BURN_IN, _STRIDE = 1000, 2000, 20
 
 
+class _Run(NamedTuple):
+    """The size of a run, the seeds of its starts and of its pilot, and whether XLA compiles it."""
+
+    num_results: int
+    num_chains: int
+    seeds: Any
+    jit_compile: bool
+
+
 def sample_nonquadratic(
     problem: MinibatchLogProb,
     state: State,
@@ -60,12 +69,12 @@ def sample_nonquadratic(
       ValueError: the log posterior is not finite where the pilot goes, or its integral is not.
     """
     seeds = random.split(random.fold_in(seed, 1), 2)
-    options = num_results, num_chains, seeds, jit_compile
+    run = _Run(num_results, num_chains, seeds, jit_compile)
     hierarchy = hierarchy_around(problem, state)
     if hierarchy is None:
-        prepared = _sampler(problem, state, *options, reason, select)
+        prepared = _sampler(problem, state, run, reason, select)
     else:
-        prepared = _noncentered(problem, state, hierarchy, *options, reason, select)
+        prepared = _noncentered(problem, state, hierarchy, run, reason, select)
     flags, most = [*prepared.flags], prepared.most_results or num_results
     if most < num_results:
         flags.append(
@@ -83,40 +92,34 @@ def sample_nonquadratic(
 def _sampler(
     problem: MinibatchLogProb,
     state: State,
-    num_results: int,
-    num_chains: int,
-    seeds: Any,
-    jit_compile: bool,
+    run: _Run,
     reason: NotNearGaussian,
     select: Select | None,
     may_be_centered: bool = True,
 ) -> PreparedKernel:
     """Returns NUTS if it takes less than an hour, else NOGIN."""
+    num_chains, seed, jit_compile = run.num_chains, run.seeds[0].numpy(), run.jit_compile
     options = problem, state, num_chains, jit_compile
 
     def is_slow(seconds: float) -> bool:
-        return seconds * _LEAPFROG_STEPS * (num_results + 700) > _MOST_SECONDS
+        return seconds * _LEAPFROG_STEPS * (run.num_results + 700) > _MOST_SECONDS
 
     seconds = _seconds(*options)
     if is_slow(seconds) and is_slow(seconds := _compiled_seconds(*options)):
-        return _nogin(problem, state, num_chains, seeds, jit_compile, reason, seconds)
-    starts = typical_starts(problem, state, num_chains, seeds[0].numpy(), jit_compile)
+        return _nogin(problem, state, num_chains, run.seeds, jit_compile, reason, seconds)
+    starts = typical_starts(problem, state, num_chains, seed, jit_compile)
     if may_be_centered:
-        hierarchy = _hierarchy_around_starts(starts, problem, state, seeds[0].numpy())
+        hierarchy = _hierarchy_around_starts(starts, problem, state, seed)
         if hierarchy is not None:
-            sizes = num_results, num_chains, seeds, jit_compile
-            return _noncentered(problem, state, hierarchy, *sizes, reason, select)
-    return _nuts(problem, state, starts, seeds[1], jit_compile, reason, seconds)
+            return _noncentered(problem, state, hierarchy, run, reason, select)
+    return _nuts(problem, state, starts, run.seeds[1], jit_compile, reason, seconds)
 
 
 def _noncentered(
     problem: MinibatchLogProb,
     state: State,
     hierarchy: CenteredHierarchy,
-    num_results: int,
-    num_chains: int,
-    seeds: Any,
-    jit_compile: bool,
+    run: _Run,
     reason: NotNearGaussian,
     select: Select | None,
 ) -> PreparedKernel:
@@ -133,8 +136,7 @@ def _noncentered(
         except NotNearGaussian as error:
             reason = error
     if prepared is None:
-        sizes = num_results, num_chains, seeds, jit_compile
-        prepared = _sampler(other, at, *sizes, reason, None, may_be_centered=False)
+        prepared = _sampler(other, at, run, reason, None, may_be_centered=False)
     note = Flag("note", hierarchy.note)
     prepared = dataclasses.replace(prepared, flags=(note, *prepared.flags))
     return prepared.with_choices(noncentered=hierarchy.entries)
@@ -303,10 +305,7 @@ def _seconds(problem: MinibatchLogProb, state: State, num_chains: int, jit_compi
     at = np.tile(flatten_events(state, 0).numpy(), [num_chains, 1])
     evaluate = value_and_gradient_of_vectors(problem, state, jit_compile, in_blocks=False)
     with np.errstate(all="ignore"):
-        evaluate(at)
-        began = time.perf_counter()
-        evaluate(at)
-    return time.perf_counter() - began
+        return _seconds_of_second(lambda: evaluate(at))
 
 
 def _compiled_seconds(
@@ -317,7 +316,12 @@ def _compiled_seconds(
     gradient = traced(
         lambda s: value_and_gradient(lambda s: call_with_state(problem, s), s), jit_compile
     )
-    gradient(chains)
+    return _seconds_of_second(lambda: gradient(chains)[0].numpy())
+
+
+def _seconds_of_second(call: Callable[[], Any]) -> float:
+    """Returns the time of a second call, because the first one may trace and compile."""
+    call()
     began = time.perf_counter()
-    gradient(chains)[0].numpy()
+    call()
     return time.perf_counter() - began

@@ -148,9 +148,9 @@ class AnnealedSGHMC(StochasticGradientKernel):
     ):
         settings = ("step_size", "mass", "prior_variance", "prior_scale", "temperature")
         super().__init__(locals(), settings)
-        for name in ("momentum_loss", "averaging", "mass_averaging"):
-            if name != "mass_averaging" or mass_averaging is not None:
-                number(name, self._parameters[name], "in (0, 1]", lambda x: 0 < x <= 1)
+        optional = ("mass_averaging",) if self._adapts_mass else ()
+        for name in ("momentum_loss", "averaging", *optional):
+            number(name, self._parameters[name], "in (0, 1]", lambda x: 0 < x <= 1)
         positive("noise_limit", noise_limit)
 
     def _init_results(self, state: State) -> AnnealedSGHMCResults:
