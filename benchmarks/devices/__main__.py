@@ -1,7 +1,8 @@
 """Time of a step of the samplers as programs: run here, and by JAX's runtime on its device.
 
     python -m benchmarks.devices --quick
-    python -m benchmarks.devices --python .venvs/blackjax/bin/python --folder programs
+    python -m benchmarks.devices --python .venvs/blackjax/bin/python
+    python -m benchmarks.devices --folder programs --device-kind GPU
 
 Each row is a kernel on a model, for a number of chains and a size of minibatches, which
 `sgmcmc.export_program` writes as a file. "here" is the time of a step in TensorFlow on its first
@@ -14,8 +15,10 @@ stands for what was not measured: minibatches of more than 4 GB, chains that bec
 "exact" is a test: draws of NOGIN of a normal mean, whose variance is known, must have that variance
 (a chi-square test with a false-alarm rate of 1e-6).
 
-Take the folder to a machine without TensorFlow, and run its files there by `run_program`: only
-NumPy and JAX are needed.
+The second line writes programs for GPUs. Take the folder to a machine that has one, with NumPy and
+JAX but no TensorFlow, and time them there:
+
+    python -m benchmarks.devices.run_program programs/*.npz --seconds 0.5
 """
 
 from __future__ import annotations
@@ -138,12 +141,15 @@ MODELS: dict[str, Callable[[int], tuple[Any, list[tf.Tensor]]]] = {
 }
 
 
-def run(*, python: str = "", folder: str = "", quick: bool = False) -> Iterator[Row]:
+def run(
+    *, python: str = "", folder: str = "", device_kind: str = "", quick: bool = False
+) -> Iterator[Row]:
     """Yields rows.
 
     Args:
       python: an interpreter that has JAX; empty measures nothing there.
       folder: keeps the programs; empty is a folder that is deleted.
+      device_kind: the kind of device that programs in a folder are for; empty is this machine's.
       quick: two rows.
     """
     check_exact()
@@ -154,12 +160,12 @@ def run(*, python: str = "", folder: str = "", quick: bool = False) -> Iterator[
         kept.mkdir(exist_ok=True)
         for case in QUICK if quick else CASES:
             try:
-                yield measured(case, python, kept, speed)
+                yield measured(case, python, kept, device_kind or None, speed)
             except sgmcmc.NonFiniteChainError:
                 yield Row(case, *[math.nan] * 5)
 
 
-def measured(case: Case, python: str, folder: Path, speed: float) -> Row:
+def measured(case: Case, python: str, folder: Path, device_kind: str | None, speed: float) -> Row:
     """Exports, compiles and times a case."""
     width = D if case.model.startswith("logistic") else PIXELS
     read = 4 * case.num_chains * case.batch_size * width
@@ -175,12 +181,12 @@ def measured(case: Case, python: str, folder: Path, speed: float) -> Row:
         result = sampled(kernel, state, steps)
     here, draws = result.timings.seconds, np.asarray(result.states[0])
     there, apart = math.nan, math.nan
+    name = re.sub(r"\W+", "_", "_".join(map(str, case)))
+    path = sgmcmc.export_program(
+        kernel, state, 1, folder / f"{name}.npz", device_kind=device_kind,
+        num_burnin_steps=steps - 1, num_steps_between_results=steps - 1,
+    )  # fmt: skip
     if python:
-        name = re.sub(r"\W+", "_", "_".join(map(str, case)))
-        path = sgmcmc.export_program(
-            kernel, state, 1, folder / f"{name}.npz",
-            num_burnin_steps=steps - 1, num_steps_between_results=steps - 1,
-        )  # fmt: skip
         there, found = by_jax(python, path, steps)
         scale = max(float(np.std(draws)), 1e-30)
         apart = float(np.max(np.abs(found - draws))) / scale

@@ -1,12 +1,14 @@
-"""Runs a file of `sgmcmc.export_program` by JAX's PJRT client, without TensorFlow.
+"""Runs files of `sgmcmc.export_program` by JAX's PJRT client, without TensorFlow.
 
     python -m benchmarks.devices.run_program FILE [--calls 5] [--output DRAWS.npz]
+    python -m benchmarks.devices.run_program FILE... --seconds 0.5
 
 It needs NumPy and JAX alone, and takes JAX's default device. The first call begins where the file
 does. Each further call goes on from the one before, so that the draws of all calls are one chain.
 It prints the seconds that compiling took, and microseconds a step of each call but the first. The
 output has what the calls kept as `kept_i`, `[num_results * calls, ...]`: first the parts of the
-state, then step sizes.
+state, then step sizes. With `--seconds` it prints for each file the median of three calls, each of
+as many steps to its first draw as take so long.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ class Program:
     def __init__(self, path: Path):
         import jax
 
+        # Or JAX would cut the number of a step to 32 bits.
+        jax.config.update("jax_enable_x64", True)
         with np.load(path, allow_pickle=False) as file:
             self.header = json.loads(str(file["header"]))
             stablehlo = file["program"].tobytes()
@@ -47,8 +51,13 @@ class Program:
     def num_draws(self) -> int:
         return self.header["num_results"]
 
-    def __call__(self) -> tuple[dict[str, Any], int]:
-        """Takes the steps of a call; returns all outputs and the number of steps."""
+    def __call__(self, first: int | None = None) -> tuple[dict[str, Any], int]:
+        """Takes the steps of a call, of which `first` come before the first draw if it is given.
+
+        Returns all outputs and the number of steps.
+        """
+        if first is not None:
+            self._inputs["first"] = np.int64(first)
         before = int(np.asarray(self._inputs["position_0"]))
         outputs = dict(
             zip(self.header["outputs"], self._run([*self._inputs.values()]), strict=True)
@@ -86,9 +95,6 @@ def _compiled(stablehlo: bytes, device: Any) -> Callable[[list[Any]], list[Any]]
 
 def run(path: Path, calls: int) -> dict[str, np.ndarray]:
     """Runs a file, prints how long that took, and returns the draws of all calls."""
-    import jax
-
-    jax.config.update("jax_enable_x64", True)  # or JAX would cut the number of a step to 32 bits
     program = Program(path)
     print(f"{program.device}: compiled in {program.seconds_to_compile:.1f} s")
     kept: list[list[np.ndarray]] = []
@@ -104,13 +110,34 @@ def run(path: Path, calls: int) -> dict[str, np.ndarray]:
     return {f"kept_{i}": np.concatenate(x) for i, x in enumerate(zip(*kept, strict=True))}
 
 
+def time_step(path: Path, seconds: float) -> None:
+    """Prints the microseconds of a step in calls of about so many seconds."""
+    program = Program(path)
+    program()  # the first call of a program is slower
+    steps, times = 50, []
+    for call in range(4):
+        began = time.perf_counter()
+        _, taken = program(steps)
+        times.append((time.perf_counter() - began) / taken)
+        if call == 0:
+            steps = max(20, int(seconds / times.pop()))
+    us = 1e6 * sorted(times)[1]
+    print(f"{path.stem}: {us:.1f} us a step, compiled in {program.seconds_to_compile:.1f} s")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("path", type=Path, help="a file of sgmcmc.export_program")
+    parser.add_argument("paths", nargs="+", type=Path, help="files of sgmcmc.export_program")
     parser.add_argument("--calls", type=int, default=5, help="how often the program is run")
     parser.add_argument("--output", type=Path, help="where the draws go")
+    parser.add_argument("--seconds", type=float, help="times the files in calls of so long")
     arguments = parser.parse_args()
-    draws = run(arguments.path, arguments.calls)
+    if arguments.seconds is not None:
+        for path in arguments.paths:
+            time_step(path, arguments.seconds)
+        return
+    (path,) = arguments.paths
+    draws = run(path, arguments.calls)
     if arguments.output is not None:
         np.savez(arguments.output, allow_pickle=False, **draws)
 

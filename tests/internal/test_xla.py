@@ -87,6 +87,33 @@ def test_a_device_is_asked_where_code_is_placed_not_what_the_machine_has(
     assert xla.num_parallel_programs() >= 1
 
 
+@pytest.mark.parametrize(
+    ("kind", "stride", "want"),
+    [
+        *(("GPU", None, 32), ("GPU", 1, 1), ("GPU", 6, 6), ("GPU", 46, 23), ("GPU", 97, 1)),
+        *(("CPU", None, 1), ("TPU", 6, 1), (None, 6, 1)),
+    ],
+)
+def test_a_gpu_takes_blocks_of_steps_that_divide_the_stride(
+    kind: str | None, stride: int | None, want: int
+) -> None:
+    found = []
+
+    def note(x: tf.Tensor) -> tf.Tensor:
+        found.append((xla.steps_of_block(stride), xla.steps_of_block(x)))
+        return x
+
+    with xla.for_device_kind(kind):
+        tf.function(note, autograph=False, jit_compile=True)(tf.constant(6))
+        assert xla.steps_of_block(stride) == 1  # not compiled
+    assert found == [(want, 1)]
+
+
+def test_a_loop_asks_its_condition_after_each_block() -> None:
+    numbers = [int(xla.while_loop(lambda i: i < 10, lambda i: [i + 1], [0], n)[0]) for n in (1, 4)]
+    assert numbers == [10, 12]
+
+
 @pytest.mark.slow
 def test_runs_stay_on_the_device_of_their_scope() -> None:
     """In a process of its own with two logical CPUs."""

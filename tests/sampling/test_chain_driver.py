@@ -20,7 +20,7 @@ import tree
 import tfp_sgmcmc as sgmcmc
 from tests.sampling.runs import Walk, assert_equal, at_call, quick_kernel, state, trace
 from tfp_sgmcmc import random
-from tfp_sgmcmc.internal import memory
+from tfp_sgmcmc.internal import memory, xla
 from tfp_sgmcmc.sampling import loop, progress, run, steps
 from tfp_sgmcmc.targets.validation import step_size_check
 
@@ -52,6 +52,24 @@ def assert_rounded_alike(x: Any, y: Any) -> None:
     """Allows a hundred roundings, because a step in a loop may be rounded differently."""
     for a, b in zip(tf.nest.flatten(x), tf.nest.flatten(y), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_blocks_of_steps_on_a_gpu_end_where_a_draw_is_kept() -> None:
+    found = []
+    for kind in ("CPU", "GPU"):
+        with xla.for_device_kind(kind):
+            found.append(
+                sgmcmc.sample_chain(
+                    quick_kernel(),
+                    state(),
+                    3,
+                    trace_fn=trace,
+                    num_burnin_steps=6,
+                    num_steps_between_results=5,
+                    **QUIET,
+                )  # fmt: skip
+            )
+    assert_rounded_alike(*((x.states, x.trace) for x in found))
 
 
 def test_the_chain_is_that_of_single_steps(full: Any) -> None:

@@ -81,6 +81,24 @@ def test_program_gives_the_draws_of_sample_chain_bit_for_bit(name: str, tmp_path
     assert not np.array_equal(other["kept_0"], first["kept_0"])
 
 
+def test_a_program_for_gpus_takes_blocks_of_steps_and_gives_the_same_draws(
+    tmp_path: Path,
+) -> None:
+    kernel, state = runs.quick_kernel(), runs.state()
+    files = [
+        sgmcmc.export_program(
+            kernel, state, 5, tmp_path / f"{kind}.npz", device_kind=kind, num_burnin_steps=40,
+            num_steps_between_results=2,
+        )
+        for kind in ("CPU", "GPU")
+    ]  # fmt: skip
+    want, found = map(run_file, files)
+    for name in want:
+        np.testing.assert_allclose(found[name], want[name], rtol=1e-4, atol=1e-5, err_msg=name)
+    programs = [np.load(file)["program"].tobytes() for file in files]
+    assert programs[0] != programs[1]
+
+
 def test_program_says_where_a_chain_broke_down(tmp_path: Path) -> None:
     kernel = sgmcmc.SGLD(sgmcmc.FullDataLogProb(lambda x: -(x**4)), step_size=1.0)
     run = run_file(sgmcmc.export_program(kernel, tf.constant(9.0), 50, tmp_path / "bad.npz"))
@@ -116,6 +134,8 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path) -> None
     for arguments, error, words in wrong:
         with pytest.raises(error, match=words):
             sgmcmc.export_program(*arguments)
+    with pytest.raises(ValueError, match="device_kind must be one of .*Received: 'cuda'"):
+        sgmcmc.export_program(kernel, state, 5, path, device_kind="cuda")
     assert not [*tmp_path.iterdir()]
 
 

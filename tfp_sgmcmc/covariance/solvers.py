@@ -24,9 +24,9 @@ class Solver(NamedTuple):
         `"cholesky"`: a factorisation at each solve (`full` and `block`). `"lagged_cholesky"`:
         conjugate gradients, preconditioned by an inverse that is computed every `refactor_every`
         steps (`full` and `block`); as exact as `"cg"`, in few iterations. `"woodbury"`: a
-        factorisation of the size of the kept rows (`low_rank`). `"auto"`: `"cg"` if XLA compiles
-        for a CPU, where factorisations are slow, or if there are more kept rows than entries in
-        one; otherwise a factorisation.
+        factorisation of the size of the kept rows (`low_rank`). `"auto"`: `"cg"` if XLA
+        compiles the step, because its factorisations are slow on CPUs and GPUs, or if there are
+        more kept rows than entries in one; otherwise a factorisation.
       tolerance: relative norm of the residual at which conjugate gradients stop. None stands for
         1e-5 in `float32` and 1e-10 in `float64`.
       max_iterations: number of iterations after which conjugate gradients stop in any case.
@@ -42,7 +42,7 @@ class Solver(NamedTuple):
         """Returns whether each solve factorises. `"auto"` does so only if it is `worthwhile`."""
         if self.method != "auto":
             return self.method in ("cholesky", "woodbury")
-        return worthwhile and not xla.compiles_for_cpu()
+        return worthwhile and not xla.in_xla_context()
 
     def conjugate_gradient(
         self, multiply: Product, rhs: tf.Tensor, precondition: Product

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import math
 import os
 from collections.abc import Callable, Generator
@@ -13,7 +14,9 @@ from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.python.eager import context
 from tensorflow.python.ops import control_flow_util
 
+_LONGEST_BLOCK = 32  # steps of a chain on a GPU
 _WORTH_A_LOOP = 10_000  # entries of a value; a CPU saves time by not writing larger ones
+_assumed_kind: contextvars.ContextVar[str | None] = contextvars.ContextVar("kind", default=None)
 
 
 def in_xla_context() -> bool:
@@ -37,10 +40,22 @@ def device() -> str:
 
 
 def device_kind() -> str:
-    """Returns "CPU", "GPU" or "TPU", the kind of `device()`."""
+    """Returns "CPU", "GPU" or "TPU", the kind of `device()` or the one of `for_device_kind`."""
+    if (assumed := _assumed_kind.get()) is not None:
+        return assumed
     if {found.device_type for found in tf.config.list_logical_devices()} == {"CPU"}:
         return "CPU"  # without creating a tensor
     return tf.DeviceSpec.from_string(device()).device_type
+
+
+@contextlib.contextmanager
+def for_device_kind(kind: str | None) -> Generator[None]:
+    """Traces as if code were placed on a device of this kind; None is where it is placed."""
+    token = _assumed_kind.set(kind)
+    try:
+        yield
+    finally:
+        _assumed_kind.reset(token)
 
 
 def on_accelerator() -> bool:
@@ -113,6 +128,35 @@ def no_numeric_checks() -> Generator[None]:
         yield
     finally:
         scope.invoking_op_callbacks = before
+
+
+def steps_of_block(stride: Any = None) -> int:
+    """Returns how many steps of a chain the code that is being traced now best takes at a time.
+
+    After each turn of a loop of unknown length a GPU tells the host whether there is another, which
+    takes as long as a small step. So it is asked after a block of steps.
+
+    Args:
+      stride: a number of steps that blocks must divide; a tensor is divided by 1 alone.
+    """
+    if tf.is_tensor(stride) or not in_xla_context() or device_kind() != "GPU":
+        return 1
+    return max(n for n in range(1, _LONGEST_BLOCK + 1) if stride is None or stride % n == 0)
+
+
+def while_loop(
+    condition: Callable[..., tf.Tensor], body: Callable[..., Any], start: Any, block: int = 1
+) -> Any:
+    """Returns `tf.while_loop` whose condition is asked after each block of turns.
+
+    With a block above 1, `body` is called when the condition is false, too.
+    """
+
+    def turns(*carried: Any) -> Any:
+        carried = tf.constant(0), *carried
+        return tf.while_loop(lambda i, *_: i < block, lambda i, *x: (i + 1, *body(*x)), carried)[1:]
+
+    return tf.while_loop(condition, turns if block > 1 else body, start, parallel_iterations=1)
 
 
 def materialized(x: tf.Tensor) -> tf.Tensor:

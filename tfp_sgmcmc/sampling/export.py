@@ -13,7 +13,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.internal import checks
+from tfp_sgmcmc.internal import checks, xla
 from tfp_sgmcmc.internal.checks import eager, integer
 from tfp_sgmcmc.sampling.loop import (
     Loop,
@@ -38,15 +38,15 @@ def export_program(
     num_burnin_steps: int = 0,
     num_steps_between_results: int = 0,
     num_chains: int | None = None,
+    device_kind: str | None = None,
 ) -> Path:
     """Writes the compiled chain of `sample_chain` as StableHLO, with all arrays that it reads.
 
     It is the program that `sample_chain` with the same arguments passes to XLA. Any PJRT client,
     such as JAX's, can compile and run it on a machine without TensorFlow. It takes the steps of one
     call and returns the draws and the position after the last step. With that position as its
-    inputs, it continues the chain. Choices that depend on the device (see
-    `tfp_sgmcmc.internal.xla`) are made for the machine that exports. On that kind of device the
-    draws equal those of `sample_chain` up to rounding.
+    inputs, it continues the chain. It runs on every device, and is fastest on those of
+    `device_kind`. The draws equal those of `sample_chain` up to rounding.
 
     The file is a NumPy archive (`.npz`, read without pickle) with these entries:
 
@@ -87,6 +87,8 @@ def export_program(
       num_burnin_steps: number of steps before the step of the first draw.
       num_steps_between_results: number of steps between two that are kept.
       num_chains: C; every part of `initial_state` is repeated to `[C, ...]`.
+      device_kind: `"CPU"`, `"GPU"` or `"TPU"`, for which the program is made; None is the kind of
+        this machine's device. It need not have one of the others.
 
     Returns:
       The path.
@@ -118,9 +120,14 @@ def export_program(
         raise ValueError(f"path must name a file in a directory. Received: {path}, {what}.")
     if num_chains is not None:
         integer("num_chains", num_chains, 1)
+    if device_kind is not None:
+        checks.one_of("device_kind", device_kind, ("CPU", "GPU", "TPU"))
     position = start_of(kernel, repeat_chains(initial_state, num_chains))
     loop = Loop(lambda _: kernel, None, position, jit_compile=True, slots=plan.num_results)
-    program = loop.program(position, plan.num_results, plan.num_burnin_steps + 1, plan.stride, seed)
+    with xla.for_device_kind(device_kind):
+        program = loop.program(
+            position, plan.num_results, plan.num_burnin_steps + 1, plan.stride, seed
+        )
     _write(path, program, _arrays(kernel, program), plan)
     return path
 

@@ -11,6 +11,7 @@ import tensorflow_probability as tfp
 import tree
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.replicas import Replicas
 from tfp_sgmcmc.internal.xla import no_numeric_checks, traced
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
@@ -188,8 +189,17 @@ class Loop:
         begin = tensors[0]
         end = begin + tf.where(rows > 0, first + (tf.cast(rows, tf.int64) - 1) * stride, 0)
 
-        def step(tensors: list[tf.Tensor], lost_at: tf.Tensor) -> Any:
-            tensors = self._one_step(kernel, self._pack(tensors), seed)
+        # XLA divides slowly by a number unknown at compile time, so not at every step.
+        computes = self._trace_fn is not None or self._view is not None
+        is_nested = tf.is_tensor(stride) or (computes and stride > 1)
+        block = xla.steps_of_block(stride if is_nested else None)
+
+        def step(before: list[tf.Tensor], lost_at: tf.Tensor, end: tf.Tensor) -> Any:
+            tensors = self._one_step(kernel, self._pack(before), seed)
+            if block > 1:  # then some steps come after the end
+                is_due = before[0] < end
+                pairs = zip(before, tensors, strict=True)
+                tensors = [x if y is x else tf.where(is_due, y, x) for x, y in pairs]
             log_prob = log_prob_of(self._pack(tensors).results)
             if log_prob is None:
                 return tensors, lost_at
@@ -206,7 +216,7 @@ class Loop:
         def and_write(tensors: list[tf.Tensor], lost_at: tf.Tensor, arrays: list[Any]) -> Any:
             # Every step writes to the next row, so the last write is that row's draw. Without a
             # trace to compute this costs less than a second loop.
-            tensors, lost_at = step(tensors, lost_at)
+            tensors, lost_at = step(tensors, lost_at, end)
             beyond = tf.maximum(tensors[0] - begin - first, 0)
             at = (beyond + stride - 1) // stride
             return tensors, lost_at, write(arrays, tf.cast(at, tf.int32), tensors)
@@ -215,19 +225,16 @@ class Loop:
             taken = tensors[0] - begin
             at = tf.where(taken == 0, tf.zeros_like(taken), (taken - first) // stride + 1)
             goal = begin + first + at * stride
-            tensors, lost_at = tf.while_loop(
-                lambda x, _: x[0] < goal, step, (tensors, lost_at), parallel_iterations=1
+            tensors, lost_at = xla.while_loop(
+                lambda x, _: x[0] < goal, lambda *x: step(*x, goal), (tensors, lost_at), block
             )
             return tensors, lost_at, write(arrays, tf.cast(at, tf.int32), tensors)
 
-        # XLA divides slowly by a number unknown at compile time, so not at every step.
-        computes = self._trace_fn is not None or self._view is not None
-        is_nested = tf.is_tensor(stride) or (computes and stride > 1)
-        tensors, lost_at, arrays = tf.while_loop(
+        tensors, lost_at, arrays = xla.while_loop(
             lambda x, *_: x[0] < end,
             row if is_nested else and_write,
             (tensors, tf.constant(NEVER, tf.int64), arrays),
-            parallel_iterations=1,
+            1 if is_nested else block,
         )
         kept = tree.unflatten_as(self.kept, [a.stack() for a in arrays])
         states = tree.flatten((kept[0], self._pack(tensors).state))
