@@ -14,6 +14,7 @@ as many steps to its first draw as take so long.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import time
 from collections.abc import Callable
@@ -44,8 +45,9 @@ class Program:
         began = time.perf_counter()
         self._run = _compiled(stablehlo, device)
         self.seconds_to_compile = time.perf_counter() - began
-        self._inputs = {name: jax.device_put(x, device) for name, x in arrays.items()}
-        self._next = jax.device_put(np.int64(self.header["steps_between"]), device)
+        self._put = functools.partial(jax.device_put, device=device)
+        self._inputs = {name: self._put(x) for name, x in arrays.items()}
+        self._next = self._put(np.int64(self.header["steps_between"]))
 
     @property
     def num_draws(self) -> int:
@@ -57,7 +59,7 @@ class Program:
         Returns all outputs and the number of steps.
         """
         if first is not None:
-            self._inputs["first"] = np.int64(first)
+            self._inputs["first"] = self._put(np.int64(first))
         before = int(np.asarray(self._inputs["position_0"]))
         outputs = dict(
             zip(self.header["outputs"], self._run([*self._inputs.values()]), strict=True)
