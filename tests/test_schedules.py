@@ -24,6 +24,7 @@ SCHEDULES = [
     Cyclical(0.1, num_steps=10, num_cycles=3, exploration_ratio=0.25),
     GeometricDecay(0.3, 0.01, num_steps=10),
     CosineTail(2.0, 0.2, num_steps=10, start=0.8),
+    CosineTail(2.0, 0.2, num_steps=10, start=0.8, peak_value=8.0),
 ]
 
 
@@ -63,6 +64,14 @@ def test_cosine_tail() -> None:
     values = [float(schedule(t)) for t in (0, 50, 75, 87.5, 100, 200)]
     tail = 0.2 + 1.8 * (1 + np.cos(np.pi * np.array([0.5, 0.75]))) / 2
     np.testing.assert_allclose(values, [2.0, 2.0, *tail, 0.2, 0.2], rtol=1e-5)
+
+
+def test_cosine_tail_after_growth() -> None:
+    schedule = CosineTail(1.0, 0.2, num_steps=100, start=0.5, peak_value=16.0)
+    values = [float(schedule(t)) for t in (0, 12.5, 25, 50, 75, 100, 200)]
+    np.testing.assert_allclose(values, [1.0, 2.0, 4.0, 16.0, 8.1, 0.2, 0.2], rtol=1e-5)
+    with pytest.raises(ValueError, match=r"start must be .*in \[1e-06, 1\)"):
+        CosineTail(1.0, 0.2, num_steps=100, start=0.0, peak_value=16.0)
 
 
 @pytest.mark.parametrize(("length", "num_exploring"), [(25, 10), (49, 7), (50, 40), (100, 10)])

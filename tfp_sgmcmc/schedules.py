@@ -217,11 +217,11 @@ class GeometricDecay(Schedule):
 
 @keras.saving.register_keras_serializable("tfp_sgmcmc")
 class CosineTail(Schedule):
-    r"""A constant that falls along half a cosine in the last part of the run.
+    r"""A value that is constant or grows, and falls along half a cosine in the end of the run.
 
-    With t = step / K, the value is a for t below s, and then
+    With t = step / K, the value is \( a\, (p/a)^{t/s} \) for t below s, and then
 
-    \[ b + \frac{a - b}{2} \left( 1 + \cos\left(\pi \frac{t - s}{1 - s}\right) \right), \]
+    \[ b + \frac{p - b}{2} \left( 1 + \cos\left(\pi \frac{t - s}{1 - s}\right) \right), \]
 
     which is b from t = 1 on.
 
@@ -229,33 +229,49 @@ class CosineTail(Schedule):
       >>> schedule = CosineTail(2., 0.2, num_steps=10, start=0.8)
       >>> [round(float(schedule(t)), 2) for t in (0, 8, 9, 10, 20)]
       [2.0, 2.0, 1.1, 0.2, 0.2]
+      >>> schedule = CosineTail(2., 0.2, num_steps=10, start=0.8, peak_value=8.)
+      >>> [round(float(schedule(t)), 2) for t in (0, 4, 8, 10)]
+      [2.0, 4.0, 8.0, 0.2]
 
     Args:
       initial_value: a, positive.
       final_value: b, positive.
       num_steps: K.
-      start: s, in [0, 1).
+      start: s, in [0, 1), with a peak at least 1e-6.
+      peak_value: p, positive; None is a.
 
     Raises:
       ValueError: an argument is out of range.
     """
 
     def __init__(
-        self, initial_value: float, final_value: float, num_steps: int, start: float = 0.8
+        self,
+        initial_value: float,
+        final_value: float,
+        num_steps: int,
+        start: float = 0.8,
+        peak_value: float | None = None,
     ):
         self.initial_value = positive("initial_value", initial_value)
         self.final_value = positive("final_value", final_value)
         self.num_steps = integer("num_steps", num_steps, 1)
-        self.start = number("start", start, "in [0, 1)", lambda x: 0 <= x < 1)
+        least = 0 if peak_value is None else 1e-6  # what the growth divides by
+        self.start = number("start", start, f"in [{least}, 1)", lambda x: least <= x < 1)
+        self.peak_value = positive("peak_value", peak_value) if peak_value is not None else None
         super().__init__(
             initial_value=self.initial_value,
             final_value=self.final_value,
             num_steps=num_steps,
             start=self.start,
+            peak_value=self.peak_value,
         )
 
     def __call__(self, step: Any) -> tf.Tensor:
         t = tf.cast(step, tf.float32) / self.num_steps
         fallen = tf.clip_by_value((t - self.start) / (1 - self.start), 0.0, 1.0)
-        difference = self.initial_value - self.final_value
-        return self.final_value + difference * (1 + tf.cos(math.pi * fallen)) / 2
+        peak = self.initial_value if self.peak_value is None else self.peak_value
+        value = self.final_value + (peak - self.final_value) * (1 + tf.cos(math.pi * fallen)) / 2
+        if self.peak_value is None:
+            return value
+        left = tf.maximum(1 - t / self.start, 0.0)  # share of the growth
+        return value * tf.exp(left * math.log(self.initial_value / peak))

@@ -108,7 +108,7 @@ def _connections(rows: int = ROWS) -> Table:
     x, y = _sample(datasets.kddcup99(), rows)
     counts = np.bincount(y)
     common = counts[y] >= 20
-    return Table(x[common], np.unique(y[common], return_inverse=True)[1], sum(counts >= 20),
+    return Table(x[common], np.unique(y[common], return_inverse=True)[1], int(sum(counts >= 20)),
                  is_scaled=True, test_share=0.5)  # fmt: skip
 
 

@@ -13,39 +13,30 @@ from tfp_sgmcmc.keras.annealing.layer_masses import layer_masses
 from tfp_sgmcmc.keras.annealing.window_choice import WindowChoice, choose_windows, last_window
 from tfp_sgmcmc.keras.data.left_out_pool import LeftOutPool, left_out_pool
 from tfp_sgmcmc.keras.data.training_data import Source
-from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.rows_of_chains import RowsOfChains
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
 from tfp_sgmcmc.kernels.annealed_sghmc import AnnealedSGHMC
 from tfp_sgmcmc.schedules import CosineTail, GeometricDecay
 
 NUM_CHAINS, NUM_STATES = 5, 80
-_FIRST_TEMPERATURE, _LAST_TEMPERATURE = 0.3, 0.01
+_FIRST_TEMPERATURE, _LAST_TEMPERATURE = 0.03, 0.001
 _RELAXATION = 100.0  # factor of the prior's variance from the first step to the last
-_LARGEST_STEP, _LAST_SHARE, _STEP_FALLS = 2.0, 0.1, 0.8
-_LARGEST_ADAPTIVE_STEP, _MASS_AVERAGING, _COLDER = 3e-3, 0.01, 0.01
+_FIRST_STEP, _LARGEST_STEP, _LAST_STEP, _STEP_FALLS = 7e-4, 5e-3, 5e-4, 0.8
+_MASS_AVERAGING = 0.01
 _ROWS = 512  # that show the size of the inputs
-_ATTENTION = (
-    keras.layers.MultiHeadAttention,
-    keras.layers.GroupQueryAttention,
-    keras.layers.Attention,
-    keras.layers.AdditiveAttention,
-)
-# Layers whose weights have gradients of very unlike sizes.
-_UNEVEN = (keras.layers.Embedding, keras.layers.RNN, *_ATTENTION)
 
 
 class AnnealedEnsemble:
     r"""Five chains whose prior relaxes and whose temperature falls along one `fit` of K steps.
 
-    With t = k / K after k steps, the kernel is `AnnealedSGHMC` with the masses m and the centres of
-    `layer_masses`, the prior N(0, 2 100^t / m) for weights and N(0, 100^t) for other variables,
-    the temperature \( 0.3\, (0.01 / 0.3)^t \), and the largest learning rate 2, which falls to 0.2
-    by a cosine over the last fifth. In models with trainable embeddings, attention or recurrent
-    layers, masses follow the gradients (`mass_averaging` of 0.01), and the learning rates are 0.003
-    and 0.0003. With trainable attention temperatures are a hundredth of these. All chains see the
-    same batches, but each row of a pool is hidden from two of them (see `RowsOfChains`): it counts
-    for nothing in their gradients, and N is the number of rows that a chain sees. These chains tell
+    With t = k / K after k steps, the kernel is `AnnealedSGHMC` with the first masses m and the
+    centres of `layer_masses`, the prior N(0, 2 100^t / m) for weights and N(0, 100^t) for other
+    variables, and the temperature \( 0.03\, (0.001 / 0.03)^t \). Masses follow the gradients
+    (`mass_averaging` of 0.01). The largest learning rate grows from 0.0007 to 0.005 in the first
+    four fifths, and falls to 0.0005 by a cosine over the last one (`CosineTail`), so that early
+    states are those of slow training and late ones those of a long way. All chains see the same
+    batches, but each row of a pool is hidden from two of them (see `RowsOfChains`): it counts for
+    nothing in their gradients, and N is the number of rows that a chain sees. These chains tell
     afterwards from which part of the run predictions are taken (see `choose_windows`). Inputs of
     layers are measured on the pool.
 
@@ -106,17 +97,15 @@ class AnnealedEnsemble:
         assert self.num_steps is not None  # settled
         rows = None if self._batch is None else self._batch[0]
         found = layer_masses(model, rows if self._pool is None else self._pool.x)
-        k, adapts = self.num_steps, _has_trainable(model, _UNEVEN)
-        largest = _LARGEST_ADAPTIVE_STEP if adapts else _LARGEST_STEP
-        share = _COLDER if _has_trainable(model, _ATTENTION) else 1.0
+        k = self.num_steps
         self._kernel = {
-            "step_size": CosineTail(largest, _LAST_SHARE * largest, k, _STEP_FALLS),
-            "mass_averaging": _MASS_AVERAGING if adapts else None,
+            "step_size": CosineTail(_FIRST_STEP, _LAST_STEP, k, _STEP_FALLS, _LARGEST_STEP),
+            "mass_averaging": _MASS_AVERAGING,
             "mass": [m.mass for m in found],
             "prior_variance": [m.variance for m in found],
             "centers": [(k, m.bias, m.center) for k, m in enumerate(found) if m.bias is not None],
             "prior_scale": GeometricDecay(1.0, _RELAXATION, k),
-            "temperature": GeometricDecay(share * _FIRST_TEMPERATURE, share * _LAST_TEMPERATURE, k),
+            "temperature": GeometricDecay(_FIRST_TEMPERATURE, _LAST_TEMPERATURE, k),
         }
 
     def make_kernel(self, target: Any) -> AnnealedSGHMC:
@@ -152,12 +141,6 @@ def check_alone(**given: Any) -> None:
             "of SamplerCallback() has its own. Received: a value. For the posterior of the model "
             'give a kernel, such as SamplerCallback("posterior", prior=...).'
         )
-
-
-def _has_trainable(model: keras.Model, kinds: tuple[Any, ...]) -> bool:
-    """Returns whether a model has layers of these kinds with trainable weights."""
-    layers = internals.layers(model)
-    return any(isinstance(layer, kinds) and layer.trainable_variables for layer in layers)
 
 
 def check_chains(num_chains: int | None) -> int:
