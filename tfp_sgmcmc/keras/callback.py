@@ -44,16 +44,18 @@ class SamplerCallback(keras.callbacks.Callback):
     it?". Five chains run side by side in one `fit`: SGHMC whose masses follow the gradients
     (`AnnealedSGHMC`), with the first layer around its mean input, a prior that is tight at first
     and then relaxes, a temperature that falls from 0.03 to 0.001, and steps that grow until they
-    fall in the last fifth. Each of min(0.4 N, 400) rows is hidden from two of the chains, and with
-    these rows the parts of the run are chosen whose states predict best. `predict` averages over
-    them. Nothing is to be set. Chains start from the layers' initialisers, unless `chains` says
-    otherwise. The number of epochs is about what one network needs to train; the batch size 32 was
-    used where the rule was found. The states are no draws from the posterior:
-    `posterior.is_tempered` is true, and R-hat and effective sample sizes are refused. Rows are told
-    apart by their inputs, so augmentation belongs into layers of the model; data that give other
-    rows when they are read again have no pool, and predict from the last fifth of the run. Weights
-    of examples and classes count relative to their mean. Validation data of `fit` are only
-    reported, for the first chain. A further `fit` goes on with the settings of the end.
+    fall in the last fifth. With trainable embeddings, attention or recurrent layers, steps are
+    constant until then, and the temperature is 10 times as high, or with attention a tenth. Each of
+    min(0.4 N, 400) rows is hidden from two of the chains, and with these rows the parts of the run
+    are chosen whose states predict best. `predict` averages over them. Nothing is to be set. Chains
+    start from the layers' initialisers, unless `chains` says otherwise. The number of epochs is
+    about what one network needs to train; the batch size 32 was used where the rule was found. The
+    states are no draws from the posterior: `posterior.is_tempered` is true, and R-hat and effective
+    sample sizes are refused. Rows are told apart by their inputs, so augmentation belongs into
+    layers of the model; data that give other rows when they are read again have no pool, and
+    predict from the last fifth of the run. Weights of examples and classes count relative to their
+    mean. Validation data of `fit` are only reported, for the first chain. A further `fit` goes on
+    with the settings of the end.
 
     With a kernel, or "posterior", it samples the posterior of the weights, at temperature 1 unless
     the kernel says otherwise. The rest of this page is about that, and the way in which `fit`

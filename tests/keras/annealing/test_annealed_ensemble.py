@@ -217,6 +217,28 @@ def test_early_stopping_is_refused():
         affine().fit(X, Y, verbose=0, callbacks=[sgmcmc.keras.SamplerCallback(), stop])
 
 
+@pytest.mark.parametrize(
+    ("layer", "first_step", "first_temperature"),
+    [
+        (keras.layers.Dense(2), 7e-4, 0.03),
+        (keras.layers.LSTM(2), 3e-3, 0.3),
+        (keras.layers.Embedding(3, 2), 3e-3, 0.3),
+        (keras.layers.Embedding(3, 2, trainable=False), 7e-4, 0.03),
+        (keras.layers.MultiHeadAttention(1, 2), 3e-3, 0.003),
+    ],
+)
+def test_steps_and_temperatures_suit_the_layers(layer, first_step, first_temperature):
+    inputs = keras.Input([4] if isinstance(layer, keras.layers.Embedding) else [4, 2])
+    both = (inputs, inputs) if isinstance(layer, keras.layers.MultiHeadAttention) else (inputs,)
+    model = keras.Model(inputs, keras.layers.Dense(2)(layer(*both)))
+    ensemble = AnnealedEnsemble(0)
+    ensemble.num_steps, ensemble._batch = 10, (np.zeros([3, *inputs.shape[1:]], np.float32),)
+    ensemble.begin_chain(model)
+    settings = ensemble._kernel
+    found = float(settings["step_size"](0)), float(settings["temperature"](0))
+    assert found == pytest.approx((first_step, first_temperature))
+
+
 def test_data_of_unknown_length_are_refused():
     with pytest.raises(ValueError, match="needs to know how many steps"):
         run(((X, Y) for _ in range(2)), None, num_examples=N)

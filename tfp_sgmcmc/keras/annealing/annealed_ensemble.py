@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -13,17 +13,37 @@ from tfp_sgmcmc.keras.annealing.layer_masses import layer_masses
 from tfp_sgmcmc.keras.annealing.window_choice import WindowChoice, choose_windows, last_window
 from tfp_sgmcmc.keras.data.left_out_pool import LeftOutPool, left_out_pool
 from tfp_sgmcmc.keras.data.training_data import Source
+from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.rows_of_chains import RowsOfChains
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
 from tfp_sgmcmc.kernels.annealed_sghmc import AnnealedSGHMC
 from tfp_sgmcmc.schedules import CosineTail, GeometricDecay
 
 NUM_CHAINS, NUM_STATES = 5, 80
-_FIRST_TEMPERATURE, _LAST_TEMPERATURE = 0.03, 0.001
 _RELAXATION = 100.0  # factor of the prior's variance from the first step to the last
-_FIRST_STEP, _LARGEST_STEP, _LAST_STEP, _STEP_FALLS = 7e-4, 5e-3, 5e-4, 0.8
-_MASS_AVERAGING = 0.01
+_MASS_AVERAGING, _STEP_FALLS = 0.01, 0.8
 _ROWS = 512  # that show the size of the inputs
+_ATTENTION = (
+    keras.layers.MultiHeadAttention,
+    keras.layers.GroupQueryAttention,
+    keras.layers.Attention,
+    keras.layers.AdditiveAttention,
+)
+
+
+class _Pace(NamedTuple):
+    """Steps and temperatures: where the run begins, the peak of the steps, and where it ends."""
+
+    first_step: float
+    largest_step: float
+    last_step: float
+    first_temperature: float
+    last_temperature: float
+
+
+_PACE = _Pace(7e-4, 5e-3, 5e-4, 0.03, 0.001)
+_PACE_OF_WORDS = _Pace(3e-3, 3e-3, 3e-4, 0.3, 0.01)
+_PACE_OF_ATTENTION = _Pace(3e-3, 3e-3, 3e-4, 0.003, 0.0001)
 
 
 class AnnealedEnsemble:
@@ -34,11 +54,13 @@ class AnnealedEnsemble:
     variables, and the temperature \( 0.03\, (0.001 / 0.03)^t \). Masses follow the gradients
     (`mass_averaging` of 0.01). The largest learning rate grows from 0.0007 to 0.005 in the first
     four fifths, and falls to 0.0005 by a cosine over the last one (`CosineTail`), so that early
-    states are those of slow training and late ones those of a long way. All chains see the same
-    batches, but each row of a pool is hidden from two of them (see `RowsOfChains`): it counts for
-    nothing in their gradients, and N is the number of rows that a chain sees. These chains tell
-    afterwards from which part of the run predictions are taken (see `choose_windows`). Inputs of
-    layers are measured on the pool.
+    states are those of slow training and late ones those of a long way. In models with trainable
+    embeddings, attention or recurrent layers it is 0.003 until it falls to 0.0003, and temperatures
+    are 10 times as high, or with attention a tenth. All chains see the same batches, but each row
+    of a pool is hidden from two of them (see `RowsOfChains`): it counts for nothing in their
+    gradients, and N is the number of rows that a chain sees. These chains tell afterwards from
+    which part of the run predictions are taken (see `choose_windows`). Inputs of layers are
+    measured on the pool.
 
     Attributes:
       num_steps: K, or None before the first `fit`.
@@ -97,15 +119,17 @@ class AnnealedEnsemble:
         assert self.num_steps is not None  # settled
         rows = None if self._batch is None else self._batch[0]
         found = layer_masses(model, rows if self._pool is None else self._pool.x)
-        k = self.num_steps
+        k, pace = self.num_steps, _pace(model)
         self._kernel = {
-            "step_size": CosineTail(_FIRST_STEP, _LAST_STEP, k, _STEP_FALLS, _LARGEST_STEP),
+            "step_size": CosineTail(
+                pace.first_step, pace.last_step, k, _STEP_FALLS, pace.largest_step
+            ),
             "mass_averaging": _MASS_AVERAGING,
             "mass": [m.mass for m in found],
             "prior_variance": [m.variance for m in found],
             "centers": [(k, m.bias, m.center) for k, m in enumerate(found) if m.bias is not None],
             "prior_scale": GeometricDecay(1.0, _RELAXATION, k),
-            "temperature": GeometricDecay(_FIRST_TEMPERATURE, _LAST_TEMPERATURE, k),
+            "temperature": GeometricDecay(pace.first_temperature, pace.last_temperature, k),
         }
 
     def make_kernel(self, target: Any) -> AnnealedSGHMC:
@@ -141,6 +165,15 @@ def check_alone(**given: Any) -> None:
             "of SamplerCallback() has its own. Received: a value. For the posterior of the model "
             'give a kernel, such as SamplerCallback("posterior", prior=...).'
         )
+
+
+def _pace(model: keras.Model) -> _Pace:
+    """Returns the pace for the layers of a model that have trainable weights."""
+    layers = [layer for layer in internals.layers(model) if layer.trainable_variables]
+    if any(isinstance(layer, _ATTENTION) for layer in layers):
+        return _PACE_OF_ATTENTION
+    is_of_words = any(isinstance(x, keras.layers.Embedding | keras.layers.RNN) for x in layers)
+    return _PACE_OF_WORDS if is_of_words else _PACE
 
 
 def check_chains(num_chains: int | None) -> int:
