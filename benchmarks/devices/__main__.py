@@ -149,7 +149,8 @@ def run(
     Args:
       python: an interpreter that has JAX; empty measures nothing there.
       folder: keeps the programs; empty is a folder that is deleted.
-      device_kind: the kind of device that programs in a folder are for; empty is this machine's.
+      device_kind: writes programs for this kind of device; empty is this machine's, if a Python is
+        given.
       quick: two rows.
     """
     check_exact()
@@ -181,11 +182,12 @@ def measured(case: Case, python: str, folder: Path, device_kind: str | None, spe
         result = sampled(kernel, state, steps)
     here, draws = result.timings.seconds, np.asarray(result.states[0])
     there, apart = math.nan, math.nan
-    name = re.sub(r"\W+", "_", "_".join(map(str, case)))
-    path = sgmcmc.export_program(
-        kernel, state, 1, folder / f"{name}.npz", device_kind=device_kind,
-        num_burnin_steps=steps - 1, num_steps_between_results=steps - 1,
-    )  # fmt: skip
+    path = folder / (re.sub(r"\W+", "_", "_".join(map(str, case))) + ".npz")
+    if python or device_kind:
+        sgmcmc.export_program(
+            kernel, state, 1, path, device_kind=device_kind, num_burnin_steps=steps - 1,
+            num_steps_between_results=steps - 1,
+        )  # fmt: skip
     if python:
         there, found = by_jax(python, path, steps)
         scale = max(float(np.std(draws)), 1e-30)

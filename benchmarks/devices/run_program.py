@@ -138,8 +138,9 @@ def main() -> None:
         for path in arguments.paths:
             time_step(path, arguments.seconds)
         return
-    (path,) = arguments.paths
-    draws = run(path, arguments.calls)
+    if len(arguments.paths) > 1:
+        parser.error("several files need --seconds")
+    draws = run(arguments.paths[0], arguments.calls)
     if arguments.output is not None:
         np.savez(arguments.output, allow_pickle=False, **draws)
 
