@@ -6,9 +6,9 @@ epochs (`--patience`), and goes back to its best weights. "Adam" is one such net
 prediction of five, and "annealed" is `fit` with `SamplerCallback()` and no other argument, on all
 rows, with as many gradients for each of its five chains as a member took on average. "convnet" and
 "batchnorm" are networks of images, "embeddings" and "transformer" of words (see `networks.py`).
-Regressions have a mean and a scale. Splits have numbers; test rows are 20 %, or half of the stored
-data, of which `--rows` are taken. Dense members are trained in one compiled program (see
-`side_by_side.py`), unless `--by-fit` is given.
+Regressions have a mean and a scale. Splits have numbers; test rows are 20 %, half of the stored
+data, of which `--rows` are taken, or a seventh of the images for networks of images. Dense members
+are trained in one compiled program (see `side_by_side.py`), unless `--by-fit` is given.
 
 The table gives the means over splits of NLL (in nats), error (share of wrong classes, or root mean
 squared error), calibration (expected error over 15 bins, or coverage of 90 % intervals), and the

@@ -150,7 +150,8 @@ def _sample(found: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return x[chosen].reshape(len(chosen), -1), np.ravel(y[chosen])
 
 
-_IMAGES: dict[str, Any] = {"is_scaled": True, "test_share": 0.5}
+# As many test images of all as in MNIST itself.
+_IMAGES: dict[str, Any] = {"is_scaled": True, "test_share": 1 / 7}
 TABLES: dict[str, Loader] = {
     "wine": _sklearn("wine", 3),
     "digits": _sklearn("digits", 10, divisor=16.0),
@@ -194,7 +195,7 @@ TABLES: dict[str, Loader] = {
     "letter": _stored("letter", 26, test_share=0.5),
     "a9a": _stored("a9a", 2, is_scaled=True, test_share=0.5),
     "connect4": _stored("connect4", 3, is_scaled=True, test_share=0.5),
-    "mnist": _stored("mnist", 10, **_IMAGES),
+    "mnist": _stored("mnist", 10, is_scaled=True, test_share=0.5),
     "convnet": _stored("mnist", 10, **_IMAGES, network=networks.convnet),
     "batchnorm": _stored("mnist", 10, **_IMAGES, network=networks.normalized_convnet),
 }
