@@ -67,7 +67,7 @@ def test_blocks_of_steps_on_a_gpu_end_where_a_draw_is_kept() -> None:
                     num_burnin_steps=6,
                     num_steps_between_results=5,
                     **QUIET,
-                )  # fmt: skip
+                )
             )
     assert_rounded_alike(*((x.states, x.trace) for x in found))
 
