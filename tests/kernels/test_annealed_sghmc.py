@@ -149,7 +149,7 @@ def test_masses_that_follow_the_gradients_are_those_of_the_equations() -> None:
         if k == 0:
             u = [np.mean(g[0] ** 2, axis=1, keepdims=True) + 0 * g[0], g[1] ** 2]
         u = [a + gamma * (b**2 - a) for a, b in zip(u, g, strict=True)]
-        m = [np.sqrt(a * b) + cap / (N * c * w) for a, b, c in zip(u, m0, s, strict=True)]
+        m = [np.sqrt(a * b) + cap / (0.1 * N * c * w) for a, b, c in zip(u, m0, s, strict=True)]
         q = np.sum(g[0] ** 2 / m[0], axis=1) + g[1] ** 2 / m[1]
         mean = q if k == 0 else mean + 0.05 * (q - mean)
         rate = np.minimum(cap, 0.2 / mean)
@@ -161,3 +161,16 @@ def test_masses_that_follow_the_gradients_are_those_of_the_equations() -> None:
             np.testing.assert_allclose(found, want, rtol=1e-9)
     constant = AnnealedSGHMC(target, cap, m0, s, w, temperature=1e-30).bootstrap_results(state)
     assert constant.squares == ()
+
+
+def test_without_gradient_the_prior_takes_a_share_of_the_state() -> None:
+    """Weights of a deep network whose gradients vanish must not be lost in the first step."""
+    target = sgmcmc.MinibatchLogProb(
+        lambda theta: tf.zeros_like(theta[..., 0]),
+        lambda theta, batch: 0.0 * batch * theta[..., :1], VALUES.astype(np.float64), N)  # fmt: skip
+    kernel = AnnealedSGHMC(
+        target, 0.01, 3.0, 0.5, 4.0, temperature=1e-30, momentum_loss=0.2, mass_averaging=0.25
+    )
+    state = tf.constant([[1.0, -2.0]], tf.float64)
+    moved, _ = kernel.one_step(state, kernel.bootstrap_results(state), seed=SEED)
+    np.testing.assert_allclose(moved, (1 - 0.2) * state, rtol=1e-9)

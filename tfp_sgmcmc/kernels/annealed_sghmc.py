@@ -66,12 +66,12 @@ class AnnealedSGHMC(StochasticGradientKernel):
 
     \[
     u_j \leftarrow u_j + \gamma\, (g_j^2 - u_j), \qquad
-    m_j = \sqrt{u_j\, m^0_j} + \frac{\ell_{\max}(t)}{N\, s_j\, w(t)},
+    m_j = \sqrt{u_j\, m^0_j} + \frac{\ell_{\max}(t)}{a\, N\, s_j\, w(t)},
     \]
 
     where \( m^0 \) is the argument `mass`, and u begins with the mean of \( g^2 \) over the
-    coordinates of a part. The second term keeps steps stable for the prior where there is no
-    gradient. Rows of an embedding whose words are rare, and the weights of attention, move far too
+    coordinates of a part. With the second term, the prior pulls a coordinate without gradient back
+    by at most a share a of its value in each step. Rows of an embedding whose words are rare, and the weights of attention, move far too
     slowly with constant masses. Here \( \ell_{\max} \) is the step of a coordinate in units of
     \( 1 / \sqrt{m^0_j} \).
 
@@ -186,7 +186,7 @@ class AnnealedSGHMC(StochasticGradientKernel):
         squares = results.squares
         if self._adapts_mass:
             squares = self._mean_squares(squares, g, step, chain_ndims)
-            of_prior = cap / (n * w)
+            of_prior = cap / (a * n * w)
             m = map_parts(
                 lambda u, m, s: tf.sqrt(u * m) + scaled(of_prior, tf.ones_like(u)) / s,
                 squares, m, s,

@@ -251,7 +251,10 @@ class Recorder:
             self.samples.close()  # so that another callback can continue from the saved chain
         start = "the last of them" if values else "where the chain began"
         what = bad[0] if bad else "The loss or its gradient"
-        cure = "A smaller step_size is the usual cure."
+        cure = (
+            "A smaller step_size is the usual cure; without a kernel, scaled inputs and targets, or "
+            "normalization layers, are."
+        )
         if not step:  # where the chain began
             cure = "Look for such numbers in the data; loss and prior must have gradients there."
         raise NonFiniteChainError(
