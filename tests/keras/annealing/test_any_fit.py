@@ -102,3 +102,17 @@ def test_a_further_fit_goes_on():
     run(x, Y, model, sampler, batch_size=B)
     assert_equal([s[: len(f)] for s, f in zip(sampler.samples, first, strict=True)], first)
     assert len(sampler.samples[0]) > len(first[0])
+
+
+def test_a_model_that_reads_text():
+    """Strings of NumPy, which Keras takes from a tf.data.Dataset alone, choose states and predict."""
+    texts = np.array(["good film", "bad film", "no film"] * (N // 3), object)
+    text = keras.Input([], dtype="string")
+    read = L.TextVectorization(10, output_mode="multi_hot", vocabulary=["good", "bad", "film"])
+    model = keras.Model(text, L.Dense(3)(read(text)))
+    model.compile("adam", **COMPILED)
+    sampler = run(tf.data.Dataset.from_tensor_slices((texts, Y)).batch(B), model=model)
+    means = [sampler.predict(x).mean for x in (texts, tf.constant(texts))]
+    assert_equal(means[:1], means[1:])
+    found = sampler.posterior.evaluate(texts, Y, verbose=0)
+    assert np.isfinite(found.log_predictive_density)

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.keras.distributed import replica_context
@@ -151,6 +152,12 @@ def compilation(model: keras.Model) -> tuple[Any, ...]:
 
 def build(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
     """Creates the variables that `fit` would create at a first batch of these shapes."""
+
+    def known(array: Any) -> Any:  # Keras builds no model from strings of NumPy
+        is_text = isinstance(array, np.ndarray) and array.dtype.kind in "OSU"
+        return tf.convert_to_tensor(array) if is_text else array
+
+    x = keras.tree.map_structure(known, x)
     model._symbolic_build(data_batch=(x, y, sample_weight))
 
 
