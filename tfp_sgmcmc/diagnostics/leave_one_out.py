@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_sgmcmc.internal.arviz_import import pareto_smoothed
+from tfp_sgmcmc.internal.extras import pareto_smoothed
 from tfp_sgmcmc.internal.tables import Table, as_html, as_text, decimals_for, number
 
 _SMALL = 1e-3  # a range of log ratios whose weights need no smoothing

@@ -14,7 +14,7 @@ import numpy as np
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.keras.callback import SamplerCallback
 from tfp_sgmcmc.keras.chain.chain import Chain
-from tfp_sgmcmc.keras.distributed import messages
+from tfp_sgmcmc.keras.model import messages
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
 
 _PROBE_SAMPLES = 20  # of each chain and epoch, that predict the probe

@@ -13,14 +13,14 @@ import tree
 from tfp_sgmcmc.diagnostics.draw_plots import plot_marginals, plot_traces
 from tfp_sgmcmc.diagnostics.draw_summary import DrawSummary
 from tfp_sgmcmc.diagnostics.leave_one_out import LeaveOneOut, leave_one_out
-from tfp_sgmcmc.internal.arviz_import import (
+from tfp_sgmcmc.internal.checks import integer
+from tfp_sgmcmc.internal.extras import (
     as_dataset,
     import_arviz,
+    import_figure,
     inference_data,
     with_coordinates,
 )
-from tfp_sgmcmc.internal.checks import integer
-from tfp_sgmcmc.internal.figures import import_figure
 from tfp_sgmcmc.internal.tables import Table, as_html, as_text
 from tfp_sgmcmc.sampling.draw_functions import (
     DrawPredictions,

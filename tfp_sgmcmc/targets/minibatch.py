@@ -25,9 +25,8 @@ from tfp_sgmcmc.internal.nest import (
     state_from_call,
     static_or_dynamic_shape,
 )
-from tfp_sgmcmc.targets import linear_model_scores
+from tfp_sgmcmc.targets import bijectors, linear_model_scores
 from tfp_sgmcmc.targets.base import GradientEstimate, check_signature, value_and_gradient
-from tfp_sgmcmc.targets.bijectors import check_bijectors, is_joint
 from tfp_sgmcmc.targets.chunking import (
     chains_per_group,
     map_groups,
@@ -36,7 +35,6 @@ from tfp_sgmcmc.targets.chunking import (
     with_given_gradient,
 )
 from tfp_sgmcmc.targets.data import as_tensors, assert_finite, leading_axis
-from tfp_sgmcmc.targets.joint_prior import check_prior, default_bijector, median_start
 from tfp_sgmcmc.targets.model_target import ModelTarget
 from tfp_sgmcmc.targets.scores import check_scores, combine_scores, mapped_scores
 
@@ -230,12 +228,12 @@ class MinibatchLogProb(ModelTarget):
           TypeError: `joint` is not a distribution.
           ValueError: `joint` has a batch shape.
         """
-        check_prior(joint)
-        bijector = default_bijector(joint)
+        bijectors.check_prior(joint)
+        bijector = bijectors.default_bijector(joint)
         target = cls(
             joint.log_prob, log_likelihood_fn, data, batch_size, bijector=bijector, **options
         )
-        target.initial_state = median_start(joint.sample, target.unconstrain)
+        target.initial_state = bijectors.median_start(joint.sample, target.unconstrain)
         return target
 
     def _set_score_fn(self, score_fn: Any, num_groups: int | None) -> None:
@@ -276,10 +274,10 @@ class MinibatchLogProb(ModelTarget):
 
     def with_bijector(self, bijector: Any, curvature: Any = None) -> Self:
         """Returns this target with another bijector, and its curvature in these coordinates."""
-        check_bijectors(bijector)
+        bijectors.check_bijectors(bijector)
         other = copy.copy(self)
         other.__dict__.pop("_programs", None)
-        other.bijector, other._is_joint = bijector, is_joint(bijector)
+        other.bijector, other._is_joint = bijector, bijectors.is_joint(bijector)
         other.curvature, other.initial_state = curvature, None
         return other
 

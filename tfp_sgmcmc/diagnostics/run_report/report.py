@@ -19,10 +19,15 @@ from tfp_sgmcmc.diagnostics.run_report.bias import (
     draws_and_gradients,
     find_bias,
 )
-from tfp_sgmcmc.diagnostics.run_report.chain_checks import Row, chain_problems, worst_entries
-from tfp_sgmcmc.diagnostics.run_report.result_checks import results_faults, step_faults
+from tfp_sgmcmc.diagnostics.run_report.chain_checks import (
+    Row,
+    chain_problems,
+    results_faults,
+    step_faults,
+    worst_entries,
+)
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.internal.figures import import_figure
+from tfp_sgmcmc.internal.extras import import_figure
 from tfp_sgmcmc.internal.tables import Table, as_html, histogram_picture, number
 from tfp_sgmcmc.targets.base import as_target
 

@@ -28,8 +28,7 @@ from tfp_sgmcmc.keras.chain.initial_states import (
 from tfp_sgmcmc.keras.chain.noise_monitor import NoiseMonitor
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection, RingBuffer
 from tfp_sgmcmc.keras.data.resident_data import ResidentData
-from tfp_sgmcmc.keras.distributed import replica_context
-from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model import internals, replica_context
 from tfp_sgmcmc.keras.model.example_scores import ExampleScores, known_rows
 from tfp_sgmcmc.keras.model.log_prob import BatchEvaluation, LearningRate, ModelLogProb
 from tfp_sgmcmc.keras.model.priors import LogPrior

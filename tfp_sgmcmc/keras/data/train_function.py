@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfp_sgmcmc.keras.data.worker_batches import BatchIterator
-from tfp_sgmcmc.keras.distributed import messages
+from tfp_sgmcmc.keras.model import messages
 
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
 from tfp_sgmcmc.internal import memory, xla
-from tfp_sgmcmc.keras.distributed import replica_context
-from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model import internals, replica_context
 from tfp_sgmcmc.keras.model.layer_calls import layers_with_scores, recorded_calls
 from tfp_sgmcmc.keras.model.layer_factors import as_scores, factors
 from tfp_sgmcmc.keras.model.mapper import Mapper

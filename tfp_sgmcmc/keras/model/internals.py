@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfp_sgmcmc.keras.distributed import replica_context
+from tfp_sgmcmc.keras.model import replica_context
 
 DataAdapter = keras.src.trainers.data_adapters.data_adapter.DataAdapter
 CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)

@@ -12,9 +12,8 @@ import numpy as np
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.internal.arviz_import import as_dataset, import_arviz, inference_data
 from tfp_sgmcmc.internal.checks import integer, one_of
-from tfp_sgmcmc.internal.figures import import_figure
+from tfp_sgmcmc.internal.extras import as_dataset, import_arviz, import_figure, inference_data
 from tfp_sgmcmc.internal.tables import Table, as_html, as_text
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.posterior import sample_arrays

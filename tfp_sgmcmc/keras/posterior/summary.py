@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from tfp_sgmcmc.diagnostics.convergence import effective_sample_size, rank_normalized_rhat
-from tfp_sgmcmc.internal.figures import import_figure
+from tfp_sgmcmc.internal.extras import import_figure
 from tfp_sgmcmc.internal.tables import Table, as_html, as_text, decimals_for, number
 from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
 

@@ -21,21 +21,24 @@ from tfp_sgmcmc.targets.streaming.passes import (
     DrawnRows,
     DrawRows,
     ReadRows,
+    Show,
+    StreamParts,
     SumGradients,
     as_arrays,
     as_state,
     joined,
 )
 from tfp_sgmcmc.targets.streaming.pilot_mode import pilot_mode, sums_in_memory, with_prior
-from tfp_sgmcmc.targets.streaming.pool_error import keeping_probabilities, moments_of, pool_errors
-from tfp_sgmcmc.targets.streaming.pool_report import (
+from tfp_sgmcmc.targets.streaming.pool_error import (
     MOST_MEAN_ERROR,
     MOST_WIDTH_ERROR,
     PoolReport,
+    keeping_probabilities,
+    moments_of,
+    pool_errors,
 )
 from tfp_sgmcmc.targets.streaming.pooled import Correction, PooledLogProb, fading_radius
 from tfp_sgmcmc.targets.streaming.row_remainders import RowRemainders
-from tfp_sgmcmc.targets.streaming.stream_parts import Show, StreamParts
 
 MOST_DIMENSIONS = 1024
 _MOST_PILOT_ROWS = 100_000
