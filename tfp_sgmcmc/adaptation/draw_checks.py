@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.adaptation.excess_variance import (
+from tfp_sgmcmc.adaptation.funnel_check import funnel_check
+from tfp_sgmcmc.adaptation.langevin import (
     MOST_WORST,
     ExcessVariance,
     excess_of,
     guarded_share,
     noise_covariance,
 )
-from tfp_sgmcmc.adaptation.funnel_check import funnel_check
 from tfp_sgmcmc.adaptation.pilot import Convergence, GradientFit, convergence, gradient_fit
 from tfp_sgmcmc.adaptation.priors.prior_scale import entry_names
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
@@ -118,7 +118,10 @@ def check_draws(
         flags += _flags_of_funnel(states, problem, seed, prepared.remedy)
     if prepared.noise is not None:
         c = prepared.choices
-        share, covariance = guarded_share(z), noise_covariance(prepared.noise, z, blocks=4)
+        share, covariance = (
+            guarded_share(z),
+            noise_covariance(prepared.noise, z, blocks=4),
+        )
         excess = excess_of(covariance, c.arguments["step_size"], c.batch_size or 1)
         measured = {"guarded_share": share, "run_excess": excess}
         line += (

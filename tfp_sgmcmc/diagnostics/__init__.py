@@ -23,11 +23,6 @@ from tfp_sgmcmc.diagnostics.gradient_noise import (
     sampling_threshold,
 )
 from tfp_sgmcmc.diagnostics.leave_one_out import Comparison, LeaveOneOut, compare
-from tfp_sgmcmc.diagnostics.mixing_distance import (
-    MixingDistanceReducer,
-    MixingDistanceState,
-    indices_by_distance,
-)
 from tfp_sgmcmc.diagnostics.rejection import RejectionReducer, RejectionState, rejection_probability
 from tfp_sgmcmc.diagnostics.run_report.report import Report, report
 from tfp_sgmcmc.diagnostics.stein import (
@@ -43,9 +38,12 @@ from tfp_sgmcmc.diagnostics.temperatures import (
     kinetic_temperature,
 )
 from tfp_sgmcmc.diagnostics.weighted import (
+    MixingDistanceReducer,
+    MixingDistanceState,
     WeightedExpectationReducer,
     WeightedMean,
     effective_number_of_steps,
+    indices_by_distance,
     weighted_expectation,
 )
 from tfp_sgmcmc.diagnostics.weighted_sample import pareto_shape

@@ -118,6 +118,37 @@ def rhat_of_moments(means: Any, variances: Any, num_draws: int) -> np.ndarray:
         return np.sqrt((num_draws - 1) / num_draws + between / within)
 
 
+class RunningMoments:
+    """Updates means and variances of entries in chains (Chan, Golub & LeVeque 1979).
+
+    Attributes:
+      count: number of draws of each chain, n.
+      mean: means of the chains, `[chains, ...]`.
+      squares: sums of squared distances to them, `[chains, ...]`.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean: Any = 0.0
+        self.squares: Any = 0.0
+
+    def add(self, block: np.ndarray) -> None:
+        """Adds draws `[n, chains, ...]`."""
+        block = block.astype(np.float64)
+        new, mean = len(block), block.mean(axis=0)
+        squares = np.square(block - mean).sum(axis=0)
+        total, off = self.count + new, mean - self.mean
+        self.squares = self.squares + squares + off**2 * (self.count * new / total)
+        self.mean = self.mean + off * (new / total)
+        self.count = total
+
+    def rhat(self) -> np.ndarray:
+        """Returns `rhat_of_moments` of each entry; NaN until each chain has two different draws."""
+        if self.count < 2:
+            return np.full(np.shape(self.mean)[1:], np.nan)
+        return rhat_of_moments(self.mean, self.squares / (self.count - 1), self.count)
+
+
 def rhat_limit(num_chains: int, num_entries: int, ess: float) -> float:
     r"""Returns the R-hat that sound chains exceed with probability 1e-3; 1.01 at least.
 

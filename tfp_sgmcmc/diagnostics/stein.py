@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.diagnostics.arrays import floating_parts
 from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer
-from tfp_sgmcmc.internal.checks import function, integer, number, one_of, positive
+from tfp_sgmcmc.internal.checks import function, integer, number, one_of, optional, positive
 from tfp_sgmcmc.internal.nest import State, append_dims, call_with_state, flatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import Target, as_target, kept_program, value_and_gradient
@@ -115,8 +115,7 @@ def squared_kernel_stein_discrepancy(
         raise ValueError(f"weights must be finite and not negative. Received: {weights}.")
     w /= tf.reduce_sum(w)
     x -= tf.reduce_mean(x, axis=-2, keepdims=True)  # keeps small differences exact
-    if chunk_size is not None:
-        integer("chunk_size", chunk_size, 1)
+    optional(integer, "chunk_size", chunk_size, 1)
     num_rows = min(n, chunk_size or max(1, _CHUNK // (n * x.shape[:-2].num_elements())))
 
     mx, trace = x, size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,6 +66,11 @@ def as_text(table: Table) -> str:
     flags = [f"{grade}: {text}" for grade, text in table.flags]
     parts = [table.title] if table.title else [], lines, table.notes, flags
     return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def shown_by(table_of: Callable[[Any], Table]) -> tuple[Callable[[Any], str], ...]:
+    """Returns `__repr__` and `_repr_html_` of a class whose objects a table shows."""
+    return lambda shown: as_text(table_of(shown)), lambda shown: as_html(table_of(shown))
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

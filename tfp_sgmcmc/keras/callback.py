@@ -294,8 +294,7 @@ class SamplerCallback(keras.callbacks.Callback):
     @property
     def seed(self) -> tuple[int, int]:
         """The seed of the chain, two integers, with which it can be repeated."""
-        high, low = self._settings.seed.numpy().tolist()
-        return high, low
+        return random.integers_of(self._settings.seed)
 
     def predict(
         self,

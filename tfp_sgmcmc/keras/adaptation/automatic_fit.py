@@ -111,28 +111,26 @@ class AutomaticFit:
         measured, predicted = self._monitor.sure_worst, choices.predicted["worst"]
         is_off = measured > _AS_PREDICTED * predicted or measured < predicted / _AS_PREDICTED
         self.has_failed = is_off or worst > least
-        if self._has_warned:
+        if self._has_warned or not self.has_failed:
             return
+        self._has_warned = True
         if is_off:
-            self._has_warned = True
-            warnings.warn(
+            message = (
                 f"The measured temperature of the hottest direction is {measured:.3g}, where "
                 f"{predicted:.3g} was predicted. The log posterior or the noise along the chain "
                 "differs from the pilot's last measurement, so neither temperature shows whether "
                 "the samples are right. Begin again from these weights with a new callback and "
-                "more num_burnin_epochs.",
-                stacklevel=2,
+                "more num_burnin_epochs."
             )
-        elif worst > least:
-            self._has_warned = True
-            warnings.warn(
+        else:
+            message = (
                 "Gradient noise or curvature has grown since the pilot. At the chain's state the "
                 f"linear law gives the hottest direction the temperature {1 + worst:.3g}, where "
                 f"{choices.predicted['worst']:.3g} was predicted. The pilot was too short to see "
                 "this, so the predicted temperatures do not hold. Begin again from these weights "
-                "with a new callback, or with more num_burnin_epochs.",
-                stacklevel=2,
+                "with a new callback, or with more num_burnin_epochs."
             )
+        warnings.warn(message, stacklevel=2)
 
     def _compiled_for(self, chain: Chain) -> CompiledGradients:
         """Returns the gradients of the sampling chain, compiled once."""

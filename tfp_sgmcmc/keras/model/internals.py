@@ -198,6 +198,11 @@ def forward(
     return Forward(outputs, losses, updates, metrics, marks(outputs))
 
 
+def is_floating(variable: keras.Variable) -> bool:
+    """Returns whether a variable holds real numbers, which a posterior can have samples of."""
+    return variable.dtype.startswith(("float", "bfloat"))
+
+
 def map_arrays(fn: Callable[[Any], Any], nest: Any) -> Any:
     """Maps the leaves of a nest, except those that are None."""
     return keras.tree.map_structure(lambda a: None if a is None else fn(a), nest)
