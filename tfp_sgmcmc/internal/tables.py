@@ -11,7 +11,7 @@ import numpy as np
 
 COLORS = {"wrong": "#d32f2f", "doubt": "#c77700", "note": "#1976d2"}
 _NUMBERS = re.compile(r"[-+.,%x\s\d]*(e[-+]?\d+)?|-?inf|nan")
-_WIDTH, _HEIGHT = 90, 20  # pixels of a picture
+_WIDTH, _HEIGHT, _BINS = 90, 20, 30  # pixels and bars of a picture
 
 
 class Table(NamedTuple):
@@ -140,17 +140,17 @@ def _flag(grade: str, text: str) -> str:
     )
 
 
-def histogram_picture(values: np.ndarray, bins: int = 30) -> str:
+def histogram_picture(values: np.ndarray) -> str:
     """Returns an SVG of a histogram of numbers `[n]`, without the outermost percent."""
     values = values[np.isfinite(values)]
     if not len(values):
         return ""
     low, high = np.quantile(values, [0.005, 0.995])
-    counts = np.histogram(values, bins, (low, high))[0] if high > low else np.zeros(bins)
+    counts = np.histogram(values, _BINS, (low, high))[0] if high > low else np.zeros(_BINS)
     if not counts.max():
         return ""
     heights = _HEIGHT * (1 - counts / counts.max())
-    width = _WIDTH / bins
+    width = _WIDTH / _BINS
     steps = " ".join(f"V{y:.1f}h{width:.1f}" for y in heights)
     return (
         f'<svg width="{_WIDTH}" height="{_HEIGHT}" style="max-width:none" role="img" '
