@@ -19,11 +19,7 @@ from tfp_sgmcmc.keras.checks.progress_lines import Phase
 from tfp_sgmcmc.keras.data import training_data
 from tfp_sgmcmc.keras.data.independent_batches import IndependentBatches
 from tfp_sgmcmc.keras.data.resident_data import ResidentData
-from tfp_sgmcmc.keras.data.train_function import (
-    BatchTrainFunction,
-    check_callbacks,
-    restore_on_error,
-)
+from tfp_sgmcmc.keras.data.train_function import BatchTrainFunction, check_callbacks, guard
 from tfp_sgmcmc.keras.fit_result import FitResult
 from tfp_sgmcmc.keras.fit_settings import FitSettings
 from tfp_sgmcmc.keras.model import internals, messages
@@ -510,7 +506,7 @@ class SamplerCallback(keras.callbacks.Callback):
             self._compilation = compilation
             self._make_train_function()
         if self._callback_list is not None:
-            restore_on_error(self._callback_list, self._restore)
+            guard(self._callback_list, self._restore)
 
     def _make_train_function(self) -> None:
         steps, model = self._steps, self.model

@@ -147,7 +147,7 @@ def check_callbacks(
         )
 
 
-def restore_on_error(callbacks: keras.callbacks.CallbackList, restore: Callable[[], None]) -> None:
+def guard(callbacks: keras.callbacks.CallbackList, restore: Callable[[], None]) -> None:
     """Makes the callbacks call `restore` when one of them raises before a batch."""
     method = callbacks.on_train_batch_begin
 
