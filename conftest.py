@@ -18,7 +18,7 @@ collect_ignore = (
     if "ON_TWO_REPLICAS" in os.environ
     else [
         "tests/harness/two_replicas.py",
-        "tests/keras/distributed/on_two_replicas.py",
+        "tests/keras/on_two_replicas.py",
         "tests/targets/on_two_replicas.py",
     ]
 )

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 OF_TARGETS = "tests/targets/on_two_replicas.py"
-OF_KERAS = "tests/keras/distributed/on_two_replicas.py"
+OF_KERAS = "tests/keras/on_two_replicas.py"
 
 
 def run(*chosen: str) -> None:

@@ -31,7 +31,7 @@ from benchmarks.common.logistic import as_batch, gaussian_log_prior, log_likelih
 from benchmarks.common.tables import Table
 from benchmarks.common.timing import processor_seconds
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_at_mode, whiten_by_normal
-from tfp_sgmcmc.adaptation.excess_variance import (
+from tfp_sgmcmc.adaptation.langevin import (
     FRICTION,
     NUM_STATES,
     BatchAndStep,

@@ -251,7 +251,7 @@ CHANGES: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
         ("tf.sqrt(m) * x", "m * x"),
         ("size * (1 - self.decay) >= 1", "size * (1 - self.decay) >= 0"),
     ),
-    ("thinning", "diagnostics/mixing_distance.py"): (
+    ("thinning", "diagnostics/weighted.py"): (
         (
             "np.floor(np.cumsum(weights) / distance * _ROUNDING)",
             "np.floor(np.cumsum(weights) / distance / _ROUNDING)",

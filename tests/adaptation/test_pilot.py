@@ -11,8 +11,7 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.adaptation import hmc, langevin, pilot, settings_file
 from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode
-from tfp_sgmcmc.adaptation.excess_variance import BatchAndStep, excess_of
-from tfp_sgmcmc.adaptation.langevin import LangevinSelector
+from tfp_sgmcmc.adaptation.langevin import BatchAndStep, LangevinSelector, excess_of
 from tfp_sgmcmc.targets.base import ExpansionError
 
 tfd = tfp.distributions

@@ -24,7 +24,8 @@ from tfp_sgmcmc.adaptation import (
     target_driver,
 )
 from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode, whiten_by_covariance
-from tfp_sgmcmc.adaptation.excess_variance import (
+from tfp_sgmcmc.adaptation.hmc import leapfrog
+from tfp_sgmcmc.adaptation.langevin import (
     FRICTION,
     MOST_MEAN,
     MOST_WORST,
@@ -40,7 +41,6 @@ from tfp_sgmcmc.adaptation.excess_variance import (
     safe_settings,
     temperature,
 )
-from tfp_sgmcmc.adaptation.hmc import leapfrog
 from tfp_sgmcmc.adaptation.pilot import Gradients, convergence, gradient_fit
 from tfp_sgmcmc.adaptation.priors.prior_scale import (
     ImproperError,

@@ -9,8 +9,7 @@ import tensorflow as tf
 
 from tests.harness.graphs import trace
 from tfp_sgmcmc.covariance import Diag, Full, LowRank, Solver
-from tfp_sgmcmc.covariance.matrices import DenseMatrix, LowRankMatrix
-from tfp_sgmcmc.covariance.solvers import as_solver, chebyshev_sqrt
+from tfp_sgmcmc.covariance.matrices import DenseMatrix, LowRankMatrix, as_solver, chebyshev_sqrt
 
 GENERATOR = np.random.default_rng(0)
 

@@ -48,7 +48,7 @@ def test_it_is_arvizs_loo() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         arviz = pytest.importorskip("arviz", exc_type=ImportError)
-    from tfp_sgmcmc.internal.arviz_import import as_dataset, inference_data
+    from tfp_sgmcmc.internal.extras import as_dataset, inference_data
 
     log_p = log_likelihood()
     chains = log_p.reshape(4, 500, N)

@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from tests.harness.every_minibatch import flat
 from tfp_sgmcmc.covariance import NoiseCovariance, Solver
-from tfp_sgmcmc.covariance.matrices import DenseMatrix, DiagonalMatrix, LowRankMatrix
-from tfp_sgmcmc.covariance.solvers import as_solver
+from tfp_sgmcmc.covariance.matrices import DenseMatrix, DiagonalMatrix, LowRankMatrix, as_solver
 
 SHAPES = {"a": (2,), "b": (), "w": (2, 2)}
 SIZE = 7  # entries of all parts

@@ -7,7 +7,7 @@ THOROUGH_EXAMPLES = {
     f"tfp_sgmcmc.{name}"
     for name in (
         "adaptation.tuning.tune",
-        "diagnostics.burn_in.SamplingThresholdReducer",
+        "diagnostics.gradient_noise.SamplingThresholdReducer",
         "diagnostics.certificate.certify",
         "diagnostics.leave_one_out.compare",
         "kernels.annealed_sghmc.AnnealedSGHMC",

@@ -12,7 +12,7 @@ from tensorboard.util import tensor_util
 import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tests.keras.small_models import CROSSENTROPY, linear, sgld
-from tfp_sgmcmc.keras.traces import RunningMoments
+from tfp_sgmcmc.diagnostics.convergence import RunningMoments
 
 N, D = 12, 3
 RNG = np.random.default_rng(0)

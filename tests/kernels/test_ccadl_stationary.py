@@ -420,11 +420,9 @@ MUTATIONS = {
     "Sigma p for Sigma p / m": ("sigma.multiply(velocity)", "sigma.multiply(p)"),
     "gradient at the old theta": (
         """drift(state, p, mass, h)
-            estimate, sigma, covariance_state = self._noise.estimate(
-                theta,""",
+            estimate, sigma, covariance_state = self._noise.estimate(theta,""",
         """drift(state, p, mass, h)
-            estimate, sigma, covariance_state = self._noise.estimate(
-                state,""",
+            estimate, sigma, covariance_state = self._noise.estimate(state,""",
     ),
 }  # fmt: skip
 

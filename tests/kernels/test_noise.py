@@ -1,5 +1,6 @@
 """Gradient estimates and Sigma come from the same minibatches and skip bad ones."""
 
+import types
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,11 @@ MODEL = GaussianMean(num_examples=12)
 BATCH, CHAINS = 4, 3
 STATE = np.random.default_rng(0).standard_normal([CHAINS, 3])
 SEEDS = [tf.constant([1, i]) for i in range(6)]
+
+
+def before(covariance_state: Any) -> Any:
+    """Returns kernel results with such a state of the estimator, on a target without state."""
+    return types.SimpleNamespace(target_state=(), covariance_state=covariance_state)
 
 
 def matrix(sigma: Any) -> np.ndarray:
@@ -39,7 +45,7 @@ def test_sigma_is_c_times_the_mean_of_the_past_and_the_gradient_that_of_the_targ
     state, past = tf.constant(STATE), []
     own = noise.init(state, 1)
     for seed in SEEDS:
-        estimate, sigma, own = noise.estimate(state, seed, (), own)
+        estimate, sigma, own = noise.estimate(state, seed, before(own))
         plain = target.estimate(state, seed, with_scores=False)
         np.testing.assert_allclose(estimate.gradient, plain.gradient, rtol=1e-10)
         np.testing.assert_allclose(estimate.log_prob, plain.log_prob, rtol=1e-10)
@@ -93,7 +99,7 @@ def test_a_minibatch_that_is_not_finite_is_not_hidden_and_teaches_nothing(jit: b
     basis = [tf.constant(np.tile(e, [CHAINS, 1])) for e in np.eye(3)]
 
     def step(seed: tf.Tensor, own: Any) -> Any:
-        estimate, sigma, own = noise.estimate(state, seed, (), own)
+        estimate, sigma, own = noise.estimate(state, seed, before(own))
         return estimate.gradient, tf.stack([sigma.multiply(e) for e in basis], axis=-1), own
 
     if jit:
@@ -124,7 +130,7 @@ def test_a_prior_that_is_not_finite_is_not_hidden() -> None:
     """The prior does not depend on minibatches. The chain turns NaN, as it would without Sigma."""
     noise = GradientNoise(target_that_fails({}, prior=np.nan), "diag", RunningMean())
     state = tf.constant(np.abs(STATE) * [[1.0], [-1.0], [1.0]])
-    estimate, _, own = noise.estimate(state, SEEDS[0], (), noise.init(state, 1))
+    estimate, _, own = noise.estimate(state, SEEDS[0], before(noise.init(state, 1)))
     np.testing.assert_array_equal(np.isnan(estimate.gradient[:, 0]), [True, False, True])
     np.testing.assert_array_equal(own.num_skipped, 0)
 
@@ -138,7 +144,7 @@ def test_prepared_systems_are_solved_in_one_iteration(mode: str) -> None:
     state, v = tf.constant(STATE), tf.ones([CHAINS, 3], tf.float64)
 
     def solve(is_prepared: bool) -> Any:
-        _, sigma, after = noise.estimate(state, SEEDS[0], (), noise.init(state, 1))
+        _, sigma, after = noise.estimate(state, SEEDS[0], before(noise.init(state, 1)))
         if is_prepared:
             sigma, after = noise.covariance.prepare(after, sigma, 2.0, 0.3)
         solution = sigma.solve(2.0, 0.3, v)
@@ -156,7 +162,7 @@ def test_prepared_systems_are_solved_in_one_iteration(mode: str) -> None:
 def test_exact_gradients_have_no_noise() -> None:
     target = sgmcmc.FullDataLogProb(lambda theta: -0.5 * tf.reduce_sum(theta**2, axis=-1))
     noise, state = GradientNoise(target, "full", RunningMean()), tf.constant(STATE)
-    estimate, sigma, _ = noise.estimate(state, SEEDS[0], (), noise.init(state, 1))
+    estimate, sigma, _ = noise.estimate(state, SEEDS[0], before(noise.init(state, 1)))
     np.testing.assert_array_equal(estimate.gradient, -STATE)
     np.testing.assert_array_equal(matrix(sigma), 0)
     np.testing.assert_allclose(sigma.solve(2.0, 1.0, state), STATE / 2)

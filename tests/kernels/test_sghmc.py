@@ -20,9 +20,8 @@ from tests.harness.known_covariance import KnownCovariance, KnownDiagonal
 from tests.harness.thermostats import NoisyQuadratic
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import Full, History
-from tfp_sgmcmc.covariance.matrices import DenseMatrix
+from tfp_sgmcmc.covariance.matrices import DenseMatrix, Solver
 from tfp_sgmcmc.covariance.operators import NoiseCovariance
-from tfp_sgmcmc.covariance.solvers import Solver
 from tfp_sgmcmc.kernels.noisy_gradients import remaining_noise
 
 BATCH = 4

@@ -168,8 +168,8 @@ MUTATIONS = {
     "correction of the wrong sign": ("-(h**2), largest", "h**2, largest"),
     "half the friction": ("scaled(h * friction, p / m)", "scaled(h / 2 * friction, p / m)"),
     "gradient at the old theta": (
-        "theta, batch_seed, results.target_state, results.covariance_state",
-        "state, batch_seed, results.target_state, results.covariance_state",
+        "self._noise.estimate(theta, batch_seed, results)",
+        "self._noise.estimate(state, batch_seed, results)",
     ),
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_sgmcmc.targets.file_damage import damage_of
+from tfp_sgmcmc.targets.read_faults import damage_of
 
 ROWS = np.random.default_rng(0).normal(size=[100, 3])
 

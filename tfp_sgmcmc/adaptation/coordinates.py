@@ -8,15 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.adaptation.priors import prior_scale
 from tfp_sgmcmc.adaptation.priors.centered_hierarchy import hierarchy_around
-from tfp_sgmcmc.adaptation.priors.prior_scale import (
-    NotNearGaussian,
-    check_proper,
-    curved_over_widths,
-    prior_slopes,
-    state_at,
-    with_prior_curvature,
-)
 from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb, find_center, whiten
 from tfp_sgmcmc.targets.base import ExpansionError
@@ -85,7 +78,7 @@ def whiten_at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
         try:
             target, bijector = whiten(problem, center)
         except ExpansionError as error:
-            raise NotNearGaussian(str(error)) from error
+            raise prior_scale.NotNearGaussian(str(error)) from error
         return Coordinates(target, bijector, center, None, None, "low rank", passes)
     try:
         center, found, more = _newton(problem, center)
@@ -93,20 +86,20 @@ def whiten_at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
         if isinstance(error, KeyError | IndexError):  # of the user's functions, not of TensorFlow
             raise
         reason = f"the log posterior has no second derivatives ({error})"
-        raise NotNearGaussian(reason, has_shape=False) from error
+        raise prior_scale.NotNearGaussian(reason, has_shape=False) from error
     if not np.isfinite(found.posterior).all():
         reason = (
             "the Hessian at the mode is not finite, as of log(x) or x ** k where x = 0, even in a "
             "branch that tf.where leaves out"
         )
-        raise NotNearGaussian(reason, has_shape=False)
+        raise prior_scale.NotNearGaussian(reason, has_shape=False)
     precision, passes, dtype = -found.posterior, passes + more, _dtype(center)
     eigenvalue = least_eigenvalue(precision)
     if not eigenvalue > _LEAST[dtype]:
-        check_proper(problem, center, _flattest(precision), state)
+        prior_scale.check_proper(problem, center, _flattest(precision), state)
         try:
-            precision = curved_over_widths(problem, center, found)
-        except NotNearGaussian as error:
+            precision = prior_scale.curved_over_widths(problem, center, found)
+        except prior_scale.NotNearGaussian as error:
             with np.errstate(all="ignore"):
                 offsets = np.abs(found.gradient) / np.sqrt(np.abs(np.diag(found.posterior)))
             is_rounded = abs(eigenvalue) < _ROUNDED * _LEAST[dtype] and offsets.max() < 1.0
@@ -118,7 +111,7 @@ def whiten_at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
         quadratic = quadratic_of(found, dtype)
     except ExpansionError as error:
         reason = "the likelihood has no curvature at the mode, as where it is piecewise linear"
-        raise NotNearGaussian(reason, has_shape=False) from error
+        raise prior_scale.NotNearGaussian(reason, has_shape=False) from error
     return _by_quadratic(problem, center, quadratic, precision, "hessian", passes)
 
 
@@ -132,7 +125,7 @@ def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:
     best, passes, failure = None, 0, None
     hierarchy = hierarchy_around(problem, state)
     if hierarchy is not None and hierarchy.is_joint:
-        raise NotNearGaussian(
+        raise prior_scale.NotNearGaussian(
             f"the covariance of {hierarchy.effects} depends on {hierarchy.scale}, which is as "
             "narrow as a funnel where that is small"
         )
@@ -152,13 +145,13 @@ def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:
         if best[1].converged:
             return best[0], passes
         if hierarchy is not None:
-            raise NotNearGaussian(
+            raise prior_scale.NotNearGaussian(
                 f"the search for a mode found none, as where the width of {hierarchy.effects} "
                 f"depends on {hierarchy.scale}"
             )
     if best is None:
         reason = f"no mode was found ({failure})"
-        raise NotNearGaussian(reason, has_shape=False) from failure
+        raise prior_scale.NotNearGaussian(reason, has_shape=False) from failure
     return best[0], passes
 
 
@@ -180,7 +173,7 @@ def _newton(problem: MinibatchLogProb, center: State) -> tuple[State, Hessians, 
         if not shorter < 0.5 * length:
             break
         flat, found, length = moved, there, shorter
-    return state_at(flat, center), found, count * len(flat)
+    return prior_scale.state_at(flat, center), found, count * len(flat)
 
 
 def _step(found: Hessians) -> tuple[np.ndarray, float]:
@@ -196,8 +189,8 @@ def _step(found: Hessians) -> tuple[np.ndarray, float]:
     return step, float(np.sqrt(max(step @ found.gradient, 0.0)))
 
 
-def _rounded(dtype: tf.DType, eigenvalue: float) -> NotNearGaussian:
-    return NotNearGaussian(
+def _rounded(dtype: tf.DType, eigenvalue: float) -> prior_scale.NotNearGaussian:
+    return prior_scale.NotNearGaussian(
         f"rounding in {dtype.name} hides the curvature along one direction: scaled to a unit "
         f"diagonal, the Hessian at the mode has an eigenvalue of {eigenvalue:.0e}",
         has_shape=False,
@@ -205,7 +198,9 @@ def _rounded(dtype: tf.DType, eigenvalue: float) -> NotNearGaussian:
     )
 
 
-def with_known_remedy(reason: NotNearGaussian, found: Coordinates | None) -> NotNearGaussian:
+def with_known_remedy(
+    reason: prior_scale.NotNearGaussian, found: Coordinates | None
+) -> prior_scale.NotNearGaussian:
     """Returns the reason, or rounding where the coordinates `found` are nearly degenerate."""
     if reason.remedy is not None or found is None or found.precision is None:
         return reason
@@ -232,11 +227,11 @@ def whiten_at_draws(problem: MinibatchLogProb, before: Coordinates, z: np.ndarra
     assert before.factor is not None
     theta = flatten_events(before.center, 0).numpy() + z.reshape(-1, z.shape[-1]) @ before.factor.T
     mean = theta.mean(axis=0)
-    center, offsets = state_at(mean, before.center), theta - mean
-    slopes = prior_slopes(problem, before.center, theta)
+    center, offsets = prior_scale.state_at(mean, before.center), theta - mean
+    slopes = prior_scale.prior_slopes(problem, before.center, theta)
     curvature = -(offsets * slopes).mean(axis=0) / np.maximum(offsets.var(axis=0), 1e-300)
     found = hessian_products(problem, center).matrices(flatten_events(center, 0).numpy())
-    precision = with_prior_curvature(found, curvature)
+    precision = prior_scale.with_prior_curvature(found, curvature)
     return _by_precision(problem, center, found, precision, "pilot", before.num_passes)
 
 
@@ -247,7 +242,7 @@ def whiten_by_normal(
 
     The likelihood's Hessian is evaluated at the mean.
     """
-    center = state_at(mean, before.center)
+    center = prior_scale.state_at(mean, before.center)
     found = hessian_products(problem, center).matrices(flatten_events(center, 0).numpy())
     precision = inverse(factor @ factor.T)
     return _by_precision(problem, center, found, precision, "pilot", before.num_passes)
@@ -268,7 +263,7 @@ def whiten_by_covariance(
     covariance = np.cov(draws, rowvar=False).reshape(dim, dim)
     covariance = (num * covariance + np.trace(covariance) * np.eye(dim)) / (num + dim)
     flat = flatten_events(before.center, 0).numpy() + before.factor @ draws.mean(axis=0)
-    center = state_at(flat, before.center)
+    center = prior_scale.state_at(flat, before.center)
     factor = before.factor @ np.linalg.cholesky(covariance)
     precision = inverse(factor @ factor.T)
     whitened = standardize(problem, center, -precision)

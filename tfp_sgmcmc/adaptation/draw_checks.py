@@ -8,21 +8,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.adaptation.excess_variance import (
+from tfp_sgmcmc.adaptation.funnel_check import funnel_check
+from tfp_sgmcmc.adaptation.langevin import (
     MOST_WORST,
     ExcessVariance,
     excess_of,
     guarded_share,
     noise_covariance,
 )
-from tfp_sgmcmc.adaptation.funnel_check import funnel_check
 from tfp_sgmcmc.adaptation.pilot import Convergence, GradientFit, convergence, gradient_fit
 from tfp_sgmcmc.adaptation.priors.prior_scale import entry_names
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import Certificate
-from tfp_sgmcmc.diagnostics.rounding import rounded_share
+from tfp_sgmcmc.diagnostics.density_faults import rounded_share, zero_density_beyond
 from tfp_sgmcmc.diagnostics.vector_functions import log_prob_of_vectors
-from tfp_sgmcmc.diagnostics.zero_density import zero_density_beyond
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.sampling.result import Flag, SampleResult
 from tfp_sgmcmc.targets import MinibatchLogProb
@@ -119,7 +118,10 @@ def check_draws(
         flags += _flags_of_funnel(states, problem, seed, prepared.remedy)
     if prepared.noise is not None:
         c = prepared.choices
-        share, covariance = guarded_share(z), noise_covariance(prepared.noise, z, blocks=4)
+        share, covariance = (
+            guarded_share(z),
+            noise_covariance(prepared.noise, z, blocks=4),
+        )
         excess = excess_of(covariance, c.arguments["step_size"], c.batch_size or 1)
         measured = {"guarded_share": share, "run_excess": excess}
         line += (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,12 +14,13 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation.coordinates import standardize
 from tfp_sgmcmc.adaptation.nuts import MAX_TREE_DEPTH, run_nuts_pilot
-from tfp_sgmcmc.adaptation.pilot import Gradients, WhitenedGradients, dispersed_starts
-from tfp_sgmcmc.adaptation.priors.centered_hierarchy import (
-    CenteredHierarchy,
-    find_centered_hierarchy,
-    hierarchy_around,
+from tfp_sgmcmc.adaptation.pilot import (
+    Gradients,
+    WhitenedGradients,
+    dispersed_starts,
+    seconds_of_second,
 )
+from tfp_sgmcmc.adaptation.priors import centered_hierarchy
 from tfp_sgmcmc.adaptation.priors.noncentering import noncentered
 from tfp_sgmcmc.adaptation.priors.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel, trace_divergences
@@ -70,7 +70,7 @@ def sample_nonquadratic(
     """
     seeds = random.split(random.fold_in(seed, 1), 2)
     run = _Run(num_results, num_chains, seeds, jit_compile)
-    hierarchy = hierarchy_around(problem, state)
+    hierarchy = centered_hierarchy.hierarchy_around(problem, state)
     if hierarchy is None:
         prepared = _sampler(problem, state, run, reason, select)
     else:
@@ -118,7 +118,7 @@ def _sampler(
 def _noncentered(
     problem: MinibatchLogProb,
     state: State,
-    hierarchy: CenteredHierarchy,
+    hierarchy: centered_hierarchy.CenteredHierarchy,
     run: _Run,
     reason: NotNearGaussian,
     select: Select | None,
@@ -144,12 +144,12 @@ def _noncentered(
 
 def _hierarchy_around_starts(
     starts: TypicalStarts, problem: MinibatchLogProb, state: State, seed: np.ndarray
-) -> CenteredHierarchy | None:
+) -> centered_hierarchy.CenteredHierarchy | None:
     """Returns the centred hierarchy whose effects are normal, by the prior around `starts`."""
     rng = np.random.default_rng(seed.astype(np.uint32))
     around = np.repeat(starts.states, _ROWS_PER_CHAIN, axis=0)
     around += rng.standard_normal(around.shape) * np.sqrt(starts.variance)
-    found = find_centered_hierarchy(problem, state, around)
+    found = centered_hierarchy.find_centered_hierarchy(problem, state, around)
     return found if found is not None and found.entries else None
 
 
@@ -191,7 +191,7 @@ def _nuts(
         f"{len(starts.states)} places near the typical set, and a pilot adapted the step, "
         f"{pilot.step_size:.2g}, and the metric, the {metric} of its draws.",
     )
-    hierarchy = find_centered_hierarchy(problem, pilot.center, pilot.draws)
+    hierarchy = centered_hierarchy.find_centered_hierarchy(problem, pilot.center, pilot.draws)
     remedy = reason.remedy if hierarchy is None else hierarchy.remedy
     return PreparedKernel(
         tfp.mcmc.NoUTurnSampler(target, **arguments),
@@ -252,7 +252,7 @@ def _nogin(
     )
 
 
-def _untrusted(hierarchy: CenteredHierarchy) -> Flag:
+def _untrusted(hierarchy: centered_hierarchy.CenteredHierarchy) -> Flag:
     """Returns the flag of effects that stayed centred, whose chains no check of draws can judge."""
     return Flag(
         "wrong",
@@ -305,7 +305,7 @@ def _seconds(problem: MinibatchLogProb, state: State, num_chains: int, jit_compi
     at = np.tile(flatten_events(state, 0).numpy(), [num_chains, 1])
     evaluate = value_and_gradient_of_vectors(problem, state, jit_compile, in_blocks=False)
     with np.errstate(all="ignore"):
-        return _seconds_of_second(lambda: evaluate(at))
+        return seconds_of_second(lambda: evaluate(at))
 
 
 def _compiled_seconds(
@@ -316,12 +316,4 @@ def _compiled_seconds(
     gradient = traced(
         lambda s: value_and_gradient(lambda s: call_with_state(problem, s), s), jit_compile
     )
-    return _seconds_of_second(lambda: gradient(chains)[0].numpy())
-
-
-def _seconds_of_second(call: Callable[[], Any]) -> float:
-    """Returns the time of a second call, because the first one may trace and compile."""
-    call()
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
+    return seconds_of_second(lambda: gradient(chains)[0].numpy())

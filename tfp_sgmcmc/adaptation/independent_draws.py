@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +9,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_by_normal
 from tfp_sgmcmc.adaptation.modes import NUM_STARTS
-from tfp_sgmcmc.adaptation.pilot import PilotRuns
+from tfp_sgmcmc.adaptation.pilot import PilotRuns, seconds_of_second
 from tfp_sgmcmc.adaptation.priors.prior_scale import NotNearGaussian, state_at
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import (
@@ -74,7 +72,8 @@ def independent_draws(
         return None, found
     log_prob_fn = log_prob_of_vectors(problem, found.center, runs.jit_compile)
     mean = flatten_events(found.center, 0).numpy().astype(np.float64)
-    seconds = _seconds(log_prob_fn, np.tile(mean, [block_size(problem), 1]))
+    many = np.tile(mean, [block_size(problem), 1])
+    seconds = seconds_of_second(lambda: log_prob_fn(many)) / len(many)
     cost = seconds * (num_evaluations(runs.dim, _NUM_DRAWS) + num_results * num_chains)
     if cost > _MOST_SECONDS:
         runs.dropped.append(
@@ -158,11 +157,3 @@ def _sample(problem: MinibatchLogProb, choices: Choices, center: State) -> Weigh
     factor = root_of_inverse(-choices.hessian)
     rng = np.random.default_rng(np.asarray(choices.seed).astype(np.uint32))
     return weighted_sample_of(problem, center, mean, factor, _NUM_DRAWS, rng)[0]
-
-
-def _seconds(log_prob_fn: Callable[[np.ndarray], np.ndarray], states: np.ndarray) -> float:
-    """Returns the time of a log posterior, one of many that are evaluated at once."""
-    log_prob_fn(states)
-    began = time.perf_counter()
-    log_prob_fn(states)
-    return (time.perf_counter() - began) / len(states)

@@ -28,6 +28,14 @@ _MOST_ENTRIES = 1000  # for which R-hat and effective sample sizes are computed
 _WIDER = 1.3  # the starts, in standard deviations of Laplace's approximation
 
 
+def seconds_of_second(call: Callable[[], Any]) -> float:
+    """Returns the time of a second call, because the first one may trace and compile."""
+    call()
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
 class PilotChains:
     """A compiled chain whose settings are arguments of the compiled program.
 

@@ -27,10 +27,10 @@ from tfp_sgmcmc.targets import (
     draw_pool,
 )
 from tfp_sgmcmc.targets.base import value_and_gradient
-from tfp_sgmcmc.targets.joint_prior import default_bijector, median_start
+from tfp_sgmcmc.targets.bijectors import default_bijector, median_start
 from tfp_sgmcmc.targets.laplace.mode import check_single_state
 from tfp_sgmcmc.targets.sharded import refuse_shards
-from tfp_sgmcmc.targets.streaming import pool_file
+from tfp_sgmcmc.targets.streaming import pooled
 from tfp_sgmcmc.targets.validation.chains_check import check_two_chains
 
 _RADII, _NUM_STARTS = (2.0, 20.0), 50  # of uniform starts
@@ -122,9 +122,9 @@ def pool_of(
 
     The folder keeps the pool, so that a run resumes bit for bit without a pass over the data.
     """
-    path = None if folder is None else folder / pool_file.FILE
+    path = None if folder is None else folder / pooled.FILE
     if path is not None and path.exists():
-        return pool_file.load(path, target, initial_state)
+        return pooled.load(path, target, initial_state)
     with contextlib.ExitStack() as stack:
         bars: dict[str, Any] = {}
 
@@ -138,7 +138,7 @@ def pool_of(
 
         pool, report = draw_pool(target, initial_state, jit_compile=jit_compile, show=show)
     if path is not None:
-        pool_file.save(path, pool, report)
+        pooled.save(path, pool, report)
     return pool, report
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.adaptation import target_arguments
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_at_mode, with_known_remedy
 from tfp_sgmcmc.adaptation.draw_checks import DrawCheck, check_draws, whitened
 from tfp_sgmcmc.adaptation.fallback import sample_nonquadratic
@@ -25,12 +26,6 @@ from tfp_sgmcmc.adaptation.priors.noncentering import repeats_prior
 from tfp_sgmcmc.adaptation.priors.prior_scale import NotNearGaussian, prior_widths
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, settled
 from tfp_sgmcmc.adaptation.settings_file import describe_call, load, save
-from tfp_sgmcmc.adaptation.target_arguments import (
-    as_problem,
-    finite_start,
-    pool_of,
-    single_state,
-)
 from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.sampling.result import Explanation, Flag, SampleResult
 from tfp_sgmcmc.sampling.run import run_kernel
@@ -171,11 +166,13 @@ class TargetSettings:
     ):
         self._pool = None
         if isinstance(target, StreamedLogProb):
-            single_state(target.of_one_batch, initial_state)
-            target, self._pool = pool_of(target, initial_state, folder, jit_compile, progress_bar)
-        self.problem = as_problem(target, bijector)
-        state = single_state(self.problem, initial_state)
-        self.state, self._notes = finite_start(self.problem, state)
+            target_arguments.single_state(target.of_one_batch, initial_state)
+            target, self._pool = target_arguments.pool_of(
+                target, initial_state, folder, jit_compile, progress_bar
+            )
+        self.problem = target_arguments.as_problem(target, bijector)
+        state = target_arguments.single_state(self.problem, initial_state)
+        self.state, self._notes = target_arguments.finite_start(self.problem, state)
         self._sizes = num_results, num_chains
         self._jit_compile = jit_compile
 
@@ -266,7 +263,7 @@ def sample_target(
     choice_seed, run_seed, check_seed = random.split(seed, 3)
     if prepared is None:
         prepared = settings.choose(choice_seed, preflight_check)
-        prepared = prepared.with_choices(seed=_integers(random.fold_in(run_seed, 0)))
+        prepared = prepared.with_choices(seed=random.integers_of(random.fold_in(run_seed, 0)))
         if folder is not None:
             settings.save(folder, prepared, seed)
     tell(prepared.lines, progress_bar)
@@ -311,7 +308,7 @@ def sample_target(
         if better is None:
             break
         dropped = f"{attempt}. draws, with {choices.sampler}, were dropped: {' '.join(found.flags)}"
-        better = better.with_choices(seed=_integers(random.fold_in(run_seed, attempt)))
+        better = better.with_choices(seed=random.integers_of(random.fold_in(run_seed, attempt)))
         prepared = dataclasses.replace(better, lines=(*better.lines, dropped))
     flags = [*settled(prepared.flags, prepared.choices, found.is_wrong), *found.flags]
     tell_and_warn([found.line], flags, progress_bar)
@@ -360,11 +357,6 @@ def next_attempt(
         stride = times * (prepared.choices.num_steps_between_results + 1)
         return prepared.with_choices(num_burnin_steps=0, num_steps_between_results=stride - 1)
     return select.with_all_examples(num_results) if prepared.is_noisy else None
-
-
-def _integers(seed: tf.Tensor) -> tuple[int, int]:
-    first, second = seed.numpy().tolist()
-    return first, second
 
 
 def tell(lines: Any, progress_bar: bool | None) -> None:

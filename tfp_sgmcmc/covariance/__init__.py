@@ -11,8 +11,8 @@ from typing import Any
 from tfp_sgmcmc.covariance.averages import Average, History, RunningMean
 from tfp_sgmcmc.covariance.base import CovarianceEstimator, CovarianceState
 from tfp_sgmcmc.covariance.estimators import Block, Diag, Full, LowRank, Zero
+from tfp_sgmcmc.covariance.matrices import Solver
 from tfp_sgmcmc.covariance.operators import NoiseCovariance
-from tfp_sgmcmc.covariance.solvers import Solver
 from tfp_sgmcmc.internal.checks import boolean, require
 
 __all__ = [

@@ -9,16 +9,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
-import tree
 
 from tfp_sgmcmc.covariance.averages import Average, AverageState, History, RunningMean
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores, count_rows
-from tfp_sgmcmc.covariance.matrices import Matrix
+from tfp_sgmcmc.covariance.matrices import Matrix, Solver, as_solver
 from tfp_sgmcmc.covariance.operators import NoiseCovariance
-from tfp_sgmcmc.covariance.solvers import Solver, as_solver
 from tfp_sgmcmc.internal import memory, xla
 from tfp_sgmcmc.internal.checks import boolean
-from tfp_sgmcmc.internal.nest import State, flatten_events
+from tfp_sgmcmc.internal.nest import State, flatten_events, instances
 
 
 class CovarianceState(NamedTuple):
@@ -40,9 +38,7 @@ class CovarianceState(NamedTuple):
 
 def covariance_states(results: Any) -> list[CovarianceState]:
     """Returns the states of all estimators in the results of a kernel, however nested."""
-    found: list[CovarianceState] = []
-    tree.traverse(lambda x: found.append(x) if isinstance(x, CovarianceState) else None, results)
-    return found
+    return instances(results, CovarianceState)
 
 
 class CovarianceEstimator(abc.ABC):

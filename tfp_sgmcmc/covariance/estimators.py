@@ -10,9 +10,14 @@ import tensorflow as tf
 from tfp_sgmcmc.covariance.averages import Average, AverageState, History
 from tfp_sgmcmc.covariance.base import CovarianceEstimator, CovarianceState, degrees_of_freedom
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores, pad_rows
-from tfp_sgmcmc.covariance.matrices import DenseMatrix, DiagonalMatrix, LowRankMatrix, Matrix
+from tfp_sgmcmc.covariance.matrices import (
+    DenseMatrix,
+    DiagonalMatrix,
+    LowRankMatrix,
+    Matrix,
+    Solver,
+)
 from tfp_sgmcmc.covariance.operators import NoiseCovariance
-from tfp_sgmcmc.covariance.solvers import Solver
 from tfp_sgmcmc.internal.checks import boolean
 from tfp_sgmcmc.internal.nest import State, flatten_events
 

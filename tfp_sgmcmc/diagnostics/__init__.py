@@ -4,12 +4,11 @@ A function computes a diagnostic from arrays. Its reducer (for `sample_fold` and
 `tfp.experimental.mcmc`) computes it during a run that keeps no draws.
 """
 
-from tfp_sgmcmc.diagnostics.autocorrelation import (
+from tfp_sgmcmc.diagnostics.certificate import Certificate, certify
+from tfp_sgmcmc.diagnostics.convergence import (
     autocorrelation_time_unit_cost,
     integrated_autocorrelation_time,
 )
-from tfp_sgmcmc.diagnostics.burn_in import SamplingThresholdReducer, SamplingThresholdState
-from tfp_sgmcmc.diagnostics.certificate import Certificate, certify
 from tfp_sgmcmc.diagnostics.draw_summary import DrawSummary
 from tfp_sgmcmc.diagnostics.errors import (
     relative_covariance_error,
@@ -17,18 +16,21 @@ from tfp_sgmcmc.diagnostics.errors import (
     squared_variance_error,
 )
 from tfp_sgmcmc.diagnostics.finite import NonFiniteChainError, check_finite
-from tfp_sgmcmc.diagnostics.gradient_noise import gradient_noise_share, sampling_threshold
-from tfp_sgmcmc.diagnostics.leave_one_out import Comparison, LeaveOneOut, compare
-from tfp_sgmcmc.diagnostics.mixing_distance import (
-    MixingDistanceReducer,
-    MixingDistanceState,
-    indices_by_distance,
+from tfp_sgmcmc.diagnostics.gradient_noise import (
+    SamplingThresholdReducer,
+    SamplingThresholdState,
+    gradient_noise_share,
+    sampling_threshold,
 )
-from tfp_sgmcmc.diagnostics.pareto import pareto_shape
+from tfp_sgmcmc.diagnostics.leave_one_out import Comparison, LeaveOneOut, compare
 from tfp_sgmcmc.diagnostics.rejection import RejectionReducer, RejectionState, rejection_probability
 from tfp_sgmcmc.diagnostics.run_report.report import Report, report
-from tfp_sgmcmc.diagnostics.stein import gradients_at, squared_kernel_stein_discrepancy
-from tfp_sgmcmc.diagnostics.stein_reducer import KernelSteinDiscrepancyReducer, SteinState
+from tfp_sgmcmc.diagnostics.stein import (
+    KernelSteinDiscrepancyReducer,
+    SteinState,
+    gradients_at,
+    squared_kernel_stein_discrepancy,
+)
 from tfp_sgmcmc.diagnostics.temperatures import (
     ConfigurationalTemperatureReducer,
     TemperatureState,
@@ -36,11 +38,15 @@ from tfp_sgmcmc.diagnostics.temperatures import (
     kinetic_temperature,
 )
 from tfp_sgmcmc.diagnostics.weighted import (
+    MixingDistanceReducer,
+    MixingDistanceState,
     WeightedExpectationReducer,
     WeightedMean,
     effective_number_of_steps,
+    indices_by_distance,
     weighted_expectation,
 )
+from tfp_sgmcmc.diagnostics.weighted_sample import pareto_shape
 
 __all__ = [
     "Certificate",

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_sgmcmc.internal.figures import import_figure
+from tfp_sgmcmc.internal.extras import import_figure
 
 _RANK_BINS = 20
 _MOST_POINTS = 2000  # of a line

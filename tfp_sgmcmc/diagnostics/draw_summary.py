@@ -16,14 +16,7 @@ from tfp_sgmcmc.diagnostics.convergence import (
     rank_normalized_rhat,
     rhat_limit,
 )
-from tfp_sgmcmc.internal.tables import (
-    Table,
-    as_html,
-    as_text,
-    decimals_for,
-    histogram_picture,
-    number,
-)
+from tfp_sgmcmc.internal.tables import Table, decimals_for, histogram_picture, number, shown_by
 
 MOST_SHOWN = 20  # rows
 LEVELS = (0.05, 0.5, 0.95)
@@ -133,11 +126,7 @@ class DrawSummary:
             )
         return notes
 
-    def __repr__(self) -> str:
-        return as_text(self.table())
-
-    def _repr_html_(self) -> str:
-        return as_html(self.table())
+    __repr__, _repr_html_ = shown_by(lambda self: self.table())
 
 
 def summarize(
@@ -177,7 +166,10 @@ def summarize(
     unknown = np.full(size, np.nan)
     bulk = tail = rhat = mcse = unknown
     if num >= _LEAST_FOR_RHAT:
-        bulk, tail = effective_sample_size(x, "bulk"), effective_sample_size(x, "tail")
+        bulk, tail = (
+            effective_sample_size(x, "bulk"),
+            effective_sample_size(x, "tail"),
+        )
         rhat = rank_normalized_rhat(x)
         mcse = x.std(axis=(0, 1), ddof=1) / np.sqrt(effective_sample_size(x, "mean"))
     return DrawSummary(

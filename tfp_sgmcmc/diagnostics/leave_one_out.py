@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_sgmcmc.internal.arviz_import import pareto_smoothed
-from tfp_sgmcmc.internal.tables import Table, as_html, as_text, decimals_for, number
+from tfp_sgmcmc.internal.extras import pareto_smoothed
+from tfp_sgmcmc.internal.tables import Table, decimals_for, number, shown_by
 
 _SMALL = 1e-3  # a range of log ratios whose weights need no smoothing
 
@@ -91,11 +91,7 @@ class LeaveOneOut:
             flags=[("doubt", flag) for flag in self.flags],
         )
 
-    def __repr__(self) -> str:
-        return as_text(self.table())
-
-    def _repr_html_(self) -> str:
-        return as_html(self.table())
+    __repr__, _repr_html_ = shown_by(lambda self: self.table())
 
 
 def leave_one_out(
@@ -230,11 +226,7 @@ class Comparison:
         notes = ["A difference of less than 4, or of two standard errors, decides nothing."]
         return Table(title, columns, rows, notes, flags)
 
-    def __repr__(self) -> str:
-        return as_text(self.table())
-
-    def _repr_html_(self) -> str:
-        return as_html(self.table())
+    __repr__, _repr_html_ = shown_by(lambda self: self.table())
 
 
 def compare(models: Mapping[str, Any]) -> Comparison:

@@ -46,7 +46,13 @@ def kinetic_temperature(momentum: State, mass: Any = 1.0, *, chain_ndims: int = 
       B. Leimkuhler and C. Matthews. Molecular Dynamics. Springer, 2015.
     """
     momentum = floating_parts("momentum", momentum)
-    _check_chains("momentum", momentum, chain_ndims)
+    integer("chain_ndims", chain_ndims, 0)
+    shapes = [tuple(x.shape) for x in tf.nest.flatten(momentum)]
+    if any(len(shape) < chain_ndims for shape in shapes):
+        raise ValueError(
+            "chain_ndims must be at most the number of dimensions of momentum. Received: "
+            f"{chain_ndims}, with shapes {shapes}."
+        )
     check_positive("mass", mass)
     mass = value_at(mass, tf.zeros([], tf.int64), momentum, "mass")
     return momentum_kernels.kinetic_temperature(momentum, mass, chain_ndims)
@@ -182,14 +188,3 @@ class ConfigurationalTemperatureReducer(PeriodicReducer):
         size = momentum_kernels.degrees_of_freedom(own.mean_state, chain_ndims)
         freedom = tf.cast(own.count - 1, own.product.dtype)
         return tf.where(freedom > 0, -own.product / (freedom * size), float("nan"))
-
-
-def _check_chains(name: str, parts: State, chain_ndims: int) -> None:
-    """Raises unless each part has `chain_ndims` leading dimensions."""
-    integer("chain_ndims", chain_ndims, 0)
-    shapes = [tuple(x.shape) for x in tf.nest.flatten(parts)]
-    if any(len(shape) < chain_ndims for shape in shapes):
-        raise ValueError(
-            f"chain_ndims must be at most the number of dimensions of {name}. Received: "
-            f"{chain_ndims}, with shapes {shapes}."
-        )

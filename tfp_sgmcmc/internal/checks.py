@@ -24,6 +24,16 @@ def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
     return _integer(name, value, least, most, "an integer", bounds)
 
 
+def optional(check: Callable[..., Any], name: str, value: Any, *bounds: Any) -> Any:
+    """Returns None for None, and what `check(name, value, *bounds)` returns for any other value.
+
+    Examples:
+      >>> optional(integer, "num_chains", 4, 1), optional(integer, "num_chains", None, 1)
+      (4, None)
+    """
+    return None if value is None else check(name, value, *bounds)
+
+
 def count_of_examples(name: str, value: Any, num_examples: int) -> int:
     """Returns `value` if it is an integer in 1 .. N, the number of examples in the data."""
     bounds = f"in 1 .. N = {num_examples}"

@@ -18,6 +18,23 @@ State = Any  # a tensor, or any nest of tensors, each with leading chain dimensi
 _WORTH_PARTS = 10_000  # entries; XLA sums longer vectors faster in parts
 
 
+def dotted_names(nest: Any, root: str) -> list[str]:
+    """Returns names of the parts by their keys; those without a name begin with `root`."""
+    names = []
+    for path, _ in tree.flatten_with_path(nest):
+        keys = [str(key).replace("/", ".").replace("\\", ".") for key in path]
+        is_named = path and isinstance(path[0], str)
+        names.append(".".join(keys if is_named else [root, *keys]))
+    return names
+
+
+def instances(nest: Any, kind: type) -> list[Any]:
+    """Returns all objects of a class in a nest, such as the results of nested kernels."""
+    found: list[Any] = []
+    tree.traverse(lambda x: found.append(x) if isinstance(x, kind) else None, nest)
+    return found
+
+
 def call_with_state(fn: Callable[..., Any], state: State, **extra: Any) -> Any:
     """Calls `fn` with the parts of the state: a list or tuple by position, a dict by name.
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 COLORS = {"wrong": "#d32f2f", "doubt": "#c77700", "note": "#1976d2"}
 _NUMBERS = re.compile(r"[-+.,%x\s\d]*(e[-+]?\d+)?|-?inf|nan")
-_WIDTH, _HEIGHT = 90, 20  # pixels of a picture
+_WIDTH, _HEIGHT, _BINS = 90, 20, 30  # pixels and bars of a picture
 
 
 class Table(NamedTuple):
@@ -66,6 +66,11 @@ def as_text(table: Table) -> str:
     flags = [f"{grade}: {text}" for grade, text in table.flags]
     parts = [table.title] if table.title else [], lines, table.notes, flags
     return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def shown_by(table_of: Callable[[Any], Table]) -> tuple[Callable[[Any], str], ...]:
+    """Returns `__repr__` and `_repr_html_` of a class whose objects a table shows."""
+    return lambda shown: as_text(table_of(shown)), lambda shown: as_html(table_of(shown))
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -135,17 +140,17 @@ def _flag(grade: str, text: str) -> str:
     )
 
 
-def histogram_picture(values: np.ndarray, bins: int = 30) -> str:
+def histogram_picture(values: np.ndarray) -> str:
     """Returns an SVG of a histogram of numbers `[n]`, without the outermost percent."""
     values = values[np.isfinite(values)]
     if not len(values):
         return ""
     low, high = np.quantile(values, [0.005, 0.995])
-    counts = np.histogram(values, bins, (low, high))[0] if high > low else np.zeros(bins)
+    counts = np.histogram(values, _BINS, (low, high))[0] if high > low else np.zeros(_BINS)
     if not counts.max():
         return ""
     heights = _HEIGHT * (1 - counts / counts.max())
-    width = _WIDTH / bins
+    width = _WIDTH / _BINS
     steps = " ".join(f"V{y:.1f}h{width:.1f}" for y in heights)
     return (
         f'<svg width="{_WIDTH}" height="{_HEIGHT}" style="max-width:none" role="img" '

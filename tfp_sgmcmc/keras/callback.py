@@ -12,6 +12,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit, check_single_replica
+from tfp_sgmcmc.keras.batch_steps import BatchSteps
 from tfp_sgmcmc.keras.chain.chain import check_same_variables
 from tfp_sgmcmc.keras.checks.fit_preflight import check_samplable
 from tfp_sgmcmc.keras.checks.progress_lines import Phase
@@ -19,10 +20,9 @@ from tfp_sgmcmc.keras.data import training_data
 from tfp_sgmcmc.keras.data.independent_batches import IndependentBatches
 from tfp_sgmcmc.keras.data.resident_data import ResidentData
 from tfp_sgmcmc.keras.data.train_function import BatchTrainFunction, check_callbacks, guard
-from tfp_sgmcmc.keras.distributed import messages
 from tfp_sgmcmc.keras.fit_result import FitResult
 from tfp_sgmcmc.keras.fit_settings import FitSettings
-from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model import internals, messages
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.old_arguments import accepts_old_arguments, forwards_old_attributes
 from tfp_sgmcmc.keras.options import Chains, Collect
@@ -30,8 +30,7 @@ from tfp_sgmcmc.keras.posterior.posterior import Posterior
 from tfp_sgmcmc.keras.posterior.predict import Prediction
 from tfp_sgmcmc.keras.records.fit_plan import FitPlan
 from tfp_sgmcmc.keras.records.sample_log import StoredSampleLog, on_worker
-from tfp_sgmcmc.keras.workers.batch_steps import BatchSteps
-from tfp_sgmcmc.keras.workers.worker_group import WorkerGroup
+from tfp_sgmcmc.keras.worker_group import WorkerGroup
 from tfp_sgmcmc.kernels.base import StepSize
 from tfp_sgmcmc.storage.directory import Directory
 
@@ -295,8 +294,7 @@ class SamplerCallback(keras.callbacks.Callback):
     @property
     def seed(self) -> tuple[int, int]:
         """The seed of the chain, two integers, with which it can be repeated."""
-        high, low = self._settings.seed.numpy().tolist()
-        return high, low
+        return random.integers_of(self._settings.seed)
 
     def predict(
         self,
@@ -508,7 +506,7 @@ class SamplerCallback(keras.callbacks.Callback):
             self._compilation = compilation
             self._make_train_function()
         if self._callback_list is not None:
-            guard(self._callback_list, "on_train_batch_begin", self._restore)
+            guard(self._callback_list, self._restore)
 
     def _make_train_function(self) -> None:
         steps, model = self._steps, self.model

@@ -12,13 +12,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit
 from tfp_sgmcmc.keras.adaptation.network_pilot import pilot_of
-from tfp_sgmcmc.keras.annealing.annealed_ensemble import (
-    NUM_CHAINS,
-    NUM_STATES,
-    AnnealedEnsemble,
-    check_alone,
-    check_chains,
-)
+from tfp_sgmcmc.keras.annealing import annealed_ensemble
 from tfp_sgmcmc.keras.chain.chain import Chain, check_variables, recorded_variables
 from tfp_sgmcmc.keras.chain.noise_monitor import noise_monitor
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection
@@ -74,15 +68,17 @@ class FitSettings:
         self._stored = stored_settings(self.path)
         seed = self._stored.get("seed") if seed is None else seed
         self.seed = random.as_seed(random.fresh_seed() if seed is None else seed)
-        self.ensemble: AnnealedEnsemble | None = None
+        self.ensemble: annealed_ensemble.AnnealedEnsemble | None = None
         if kernel is None:
             prior = None if prior is ... else prior
-            check_alone(prior=prior, step_size=step_size, num_groups=num_groups,
+            annealed_ensemble.check_alone(prior=prior, step_size=step_size, num_groups=num_groups,
                         max_excess_temperature=max_excess_temperature)  # fmt: skip
-            self.ensemble = AnnealedEnsemble(int(self.seed[1]))
+            self.ensemble = annealed_ensemble.AnnealedEnsemble(int(self.seed[1]))
             kernel = self.ensemble.make_kernel
-            collect = Collect(0, num_results=NUM_STATES) if collect is None else collect
-            chains = NUM_CHAINS if chains is None else chains
+            collect = (
+                Collect(0, num_results=annealed_ensemble.NUM_STATES) if collect is None else collect
+            )
+            chains = annealed_ensemble.NUM_CHAINS if chains is None else chains
         elif prior is ...:
             raise TypeError(
                 "SamplerCallback needs a prior with a kernel: prior=None for regularisers alone, "
@@ -93,13 +89,10 @@ class FitSettings:
         self._prior, self._collect = prior, as_collect(collect).with_phases(step_size)
         self._chains = as_chains(chains)
         if self.ensemble is not None:
-            check_chains(self.num_chains)
-        if num_examples is not None:
-            checks.integer("num_examples", num_examples, 1)
-        if num_groups is not None:
-            checks.integer("num_groups", num_groups, 2)
-        if independent_batches is not None:
-            checks.boolean("independent_batches", independent_batches)
+            annealed_ensemble.check_chains(self.num_chains)
+        checks.optional(checks.integer, "num_examples", num_examples, 1)
+        checks.optional(checks.integer, "num_groups", num_groups, 2)
+        checks.optional(checks.boolean, "independent_batches", independent_batches)
         self._independent_batches = independent_batches
         self._checks_size = checks.boolean("check_num_examples", check_num_examples)
         self.num_examples, self.num_groups = num_examples, num_groups

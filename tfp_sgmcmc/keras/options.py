@@ -69,8 +69,7 @@ class Collect:
 
     def __post_init__(self) -> None:
         for name in ("num_burnin_steps", "num_steps_between_results", "num_burnin_epochs"):
-            if getattr(self, name) is not None:
-                checks.integer(name, getattr(self, name), 0)
+            checks.optional(checks.integer, name, getattr(self, name), 0)
         if self.num_burnin_epochs and self.sampling_threshold is not None:
             raise ValueError(
                 "Only one of num_burnin_epochs and sampling_threshold can end burn-in. "
@@ -78,10 +77,8 @@ class Collect:
             )
         checks.integer("num_results", self.num_results, 1)
         checked_distance(self.mixing_distance, self.num_steps_between_results or 0)
-        if self.sampling_threshold is not None:
-            checks.positive("sampling_threshold", self.sampling_threshold)
-        if self.noise_every is not None:
-            checks.integer("noise_every", self.noise_every, 1)
+        checks.optional(checks.positive, "sampling_threshold", self.sampling_threshold)
+        checks.optional(checks.integer, "noise_every", self.noise_every, 1)
         if isinstance(self.keep, str):
             checks.one_of("keep", self.keep, ("sampling",))
         else:

@@ -9,18 +9,10 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import CovarianceState, RunningMean
-from tfp_sgmcmc.internal.checks import integer, one_of
+from tfp_sgmcmc.internal.checks import integer, one_of, optional
 from tfp_sgmcmc.internal.nest import State, map_parts, sum_events
+from tfp_sgmcmc.kernels import linear_theory
 from tfp_sgmcmc.kernels.base import StepSize
-from tfp_sgmcmc.kernels.linear_theory import (
-    at_least_zero,
-    curvature_and_noise,
-    euler_law,
-    euler_limit,
-    nogin_law,
-    split_friction_law,
-    splitting_limit,
-)
 from tfp_sgmcmc.kernels.momentum import (
     MomentumKernel,
     degrees_of_freedom,
@@ -185,8 +177,7 @@ class CCAdL(MomentumKernel):
     ):
         super().__init__(locals(), positive=["thermal_mass"])
         one_of("scheme", scheme, SCHEMES)
-        if num_estimation_steps is not None:
-            integer("num_estimation_steps", num_estimation_steps, 0)
+        optional(integer, "num_estimation_steps", num_estimation_steps, 0)
         average = None if scheme == "midpoint" else RunningMean(0.99)
         self._noise = GradientNoise(self._target, covariance, average)
 
@@ -213,8 +204,8 @@ class CCAdL(MomentumKernel):
         positive.
         """
         if largest_noise is not None:
-            largest_noise = at_least_zero("largest_noise", largest_noise)
-        largest_curvature = at_least_zero("largest_curvature", largest_curvature)
+            largest_noise = linear_theory.at_least_zero("largest_noise", largest_noise)
+        largest_curvature = linear_theory.at_least_zero("largest_curvature", largest_curvature)
         if self._parameters["scheme"] == "midpoint":
             return super().largest_stable_step(largest_curvature)
         is_split = self._parameters["scheme"] == "adodacbc"
@@ -225,8 +216,8 @@ class CCAdL(MomentumKernel):
         smallest = min(np.min(m) for m in tf.nest.flatten(self._parameters["mass"]))
         extra = (0.0 if largest_noise is None else largest_noise) / (smallest * temperature)
         if is_split:
-            return splitting_limit(np.maximum(largest_curvature, extra))
-        return euler_limit(largest_curvature + extra, xi)
+            return linear_theory.splitting_limit(np.maximum(largest_curvature, extra))
+        return linear_theory.euler_limit(largest_curvature + extra, xi)
 
     def largest_noise(self, state: State, scale: Any = None, num_minibatches: int = 10) -> Any:
         """Returns the largest eigenvalue of Sigma at `state`, `[chains...]`, from some minibatches.
@@ -237,11 +228,10 @@ class CCAdL(MomentumKernel):
         results = self.bootstrap_results(state)
         if self._parameters["scheme"] == "midpoint":
             return np.zeros(results.thermostat.shape)
-        carried, last = results.target_state, results.covariance_state
         for i in range(num_minibatches):
-            estimate, _, last = self._noise.estimate(state, random.fold_in(_SEED, i), carried, last)
-            carried = estimate.target_state
-        return self._largest(state, last, scale)
+            estimate, _, last = self._noise.estimate(state, random.fold_in(_SEED, i), results)
+            results = results._replace(target_state=estimate.target_state, covariance_state=last)
+        return self._largest(state, results.covariance_state, scale)
 
     def relaxation_steps(self, curvature: Any, noise: Any, step: int = 0) -> np.ndarray:
         r"""Returns the number of steps in which a distance falls by a factor of e.
@@ -249,12 +239,16 @@ class CCAdL(MomentumKernel):
         As `NOGIN.relaxation_steps`, by the law of the scheme in `kernels.linear_theory`, with xi at
         the friction. The arguments and exceptions are the same.
         """
-        curvature, noise = curvature_and_noise(curvature, noise)
+        curvature, noise = linear_theory.curvature_and_noise(curvature, noise)
         h, friction, temperature = (
             self._used(name, name, step, None) for name in ("step_size", "friction", "temperature")
         )
         s = noise / temperature
-        law = {"midpoint": nogin_law, "euler": euler_law, "adodacbc": split_friction_law}
+        law = {
+            "midpoint": linear_theory.nogin_law,
+            "euler": linear_theory.euler_law,
+            "adodacbc": linear_theory.split_friction_law,
+        }
         return law[self._parameters["scheme"]](h, friction, curvature, s, s).relaxation_steps
 
     def _largest(self, state: State, last: CovarianceState, scale: Any = None) -> np.ndarray:
@@ -283,9 +277,7 @@ class CCAdL(MomentumKernel):
         mass, p = self._mass(state), results.momentum
 
         theta = drift(state, p, mass, h / 2)
-        estimate, sigma, covariance_state = self._noise.estimate(
-            theta, batch_seed, results.target_state, results.covariance_state
-        )
+        estimate, sigma, covariance_state = self._noise.estimate(theta, batch_seed, results)
         energy = map_parts(
             lambda p, g, m: p * (p + scaled(h / 2, g)) / m, p, estimate.gradient, mass
         )
@@ -337,9 +329,7 @@ class CCAdL(MomentumKernel):
 
         if self._parameters["scheme"] == "euler":
             theta = drift(state, p, mass, h)
-            estimate, sigma, covariance_state = self._noise.estimate(
-                theta, batch_seed, results.target_state, results.covariance_state
-            )
+            estimate, sigma, covariance_state = self._noise.estimate(theta, batch_seed, results)
             p = map_parts(
                 lambda p, g, q, s: q + scaled(h, g) - scaled(h * xi, p) + s,
                 p, estimate.gradient, dissipated(p, h**2), noise,
@@ -350,9 +340,7 @@ class CCAdL(MomentumKernel):
             spread = tf.sqrt(mean_decay(2 * xi * h))
             p = map_parts(lambda p, s: scaled(tf.exp(-xi * h), p) + scaled(spread, s), p, noise)
             theta, xi = drift(theta, p, mass, h / 2), heat(xi, p, h / 2)
-            estimate, sigma, covariance_state = self._noise.estimate(
-                theta, batch_seed, results.target_state, results.covariance_state
-            )
+            estimate, sigma, covariance_state = self._noise.estimate(theta, batch_seed, results)
             p = dissipated(p, h**2 / 2)
             p = kick(p, estimate.gradient, h)
             p = dissipated(p, h**2 / 2)

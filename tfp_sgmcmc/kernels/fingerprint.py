@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,10 @@ from tfp_sgmcmc.preconditioners import Preconditioner
 from tfp_sgmcmc.schedules import Schedule
 from tfp_sgmcmc.storage import tolerant_equality
 from tfp_sgmcmc.targets import MinibatchLogProb, ShardedLogProb, Target
+from tfp_sgmcmc.targets.data import checksum
 
 _DESCRIBED_ENTRIES = 100
 _STEPS = (0, 1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)  # at which schedules are compared
-_MOST_BYTES = 2**26  # of the data that a checksum is made from
 
 
 def describe_problem(log_prob: Any, gradient: Any, what: str = "log posterior") -> dict[str, Any]:
@@ -88,22 +87,8 @@ def _describe_target(target: Target, key: str) -> dict[str, Any]:
     if isinstance(base, Target):
         described |= _describe_target(base, f"{key}.target")
     if isinstance(target, MinibatchLogProb) and not isinstance(target, ShardedLogProb):
-        described[f"{key}.data"] = _checksum(tf.nest.flatten(_some_rows(target)))
+        described[f"{key}.data"] = checksum(target._data)
     return described
-
-
-def _some_rows(target: MinibatchLogProb) -> Any:
-    """Returns the data of a target, or evenly spread rows if the data are large."""
-    row_bytes = sum(np.asarray(x).nbytes for x in tf.nest.flatten(target.rows(tf.constant([0]))))
-    count = min(target.num_examples, max(1, _MOST_BYTES // max(1, row_bytes)))
-    return target.rows(tf.constant(np.linspace(0, target.num_examples - 1, count).astype(np.int64)))
-
-
-def _checksum(arrays: Iterable[Any]) -> str:
-    found = 0
-    for x in arrays:
-        found = zlib.crc32(np.asarray(x).tobytes(), found)
-    return f"{found:08x}"
 
 
 def _public(value: Any) -> dict[str, Any]:
@@ -121,7 +106,7 @@ def _describe(value: Any) -> Any:
         array = np.asarray(value)
         if array.size <= _DESCRIBED_ENTRIES:
             return array.tolist()
-        return [type(value).__name__, list(array.shape), _checksum([array])]
+        return [type(value).__name__, list(array.shape), f"{zlib.crc32(array.tobytes()):08x}"]
     if isinstance(value, Preconditioner | CovarianceEstimator | Average | Schedule):
         return [type(value).__name__, _describe(_public(value))]
     if hasattr(value, "get_config"):  # a schedule of Keras

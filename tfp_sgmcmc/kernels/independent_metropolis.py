@@ -20,7 +20,7 @@ from tfp_sgmcmc.internal.nest import (
     unflatten_events,
 )
 from tfp_sgmcmc.kernels.base import check_results
-from tfp_sgmcmc.random.defensive_normal import defensive_normal, defensive_normal_log_prob
+from tfp_sgmcmc.random.normals import defensive_normal, defensive_normal_log_prob
 from tfp_sgmcmc.targets.base import Target, as_target
 from tfp_sgmcmc.targets.laplace.quadratic import least_eigenvalue, root_of_inverse
 

@@ -107,9 +107,7 @@ class ModifiedSGLD(OverdampedKernel):
         self, state: State, results: ModifiedSGLDResults, seed: tf.Tensor
     ) -> tuple[State, ModifiedSGLDResults]:
         batch_seed, noise_seed = random.split(seed, 2)
-        estimate, sigma, covariance_state = self._noise.estimate(
-            state, batch_seed, results.target_state, results.covariance_state
-        )
+        estimate, sigma, covariance_state = self._noise.estimate(state, batch_seed, results)
         epsilon, temperature = self._settings(results.step, state)
 
         noise = map_parts(

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import CovarianceState
-from tfp_sgmcmc.internal.checks import boolean, integer
+from tfp_sgmcmc.internal.checks import boolean, integer, optional
 from tfp_sgmcmc.internal.nest import State, map_parts, sum_events
 from tfp_sgmcmc.kernels.base import StepSize
 from tfp_sgmcmc.kernels.linear_theory import curvature_and_noise, nogin_law
@@ -165,8 +165,7 @@ class NOGIN(MomentumKernel):
             raise ValueError(
                 f"mass must be one number with matrix_lambda=True. Received: mass={mass}."
             )
-        if num_estimation_steps is not None:
-            integer("num_estimation_steps", num_estimation_steps, 0)
+        optional(integer, "num_estimation_steps", num_estimation_steps, 0)
         self._noise = GradientNoise(self._target, covariance, average=None)
 
     def relaxation_steps(self, curvature: Any, noise: Any, step: int = 0) -> np.ndarray:
@@ -217,9 +216,7 @@ class NOGIN(MomentumKernel):
         theta = drift(state, results.momentum, mass, h / 2)
         shift = map_parts(lambda m, x: scaled(1 + lambda2, m + tf.zeros_like(x)), mass, state)
         scale = h**2 / (4 * temperature)
-        estimate, sigma, covariance_state = self._noise.estimate(
-            theta, batch_seed, results.target_state, results.covariance_state
-        )
+        estimate, sigma, covariance_state = self._noise.estimate(theta, batch_seed, results)
         z, eigenvector, too_small = random.normal_like(state, noise_seed), (), False
         if self._parameters["matrix_lambda"]:
             m = tf.cast(tf.reshape(tf.nest.flatten(mass)[0], []), h.dtype)

@@ -79,15 +79,18 @@ class GradientNoise:
         return self.covariance.init(state, chain_ndims, self._target.num_scores)
 
     def estimate(
-        self, state: State, seed: tf.Tensor, target_state: Any, last: CovarianceState
+        self, state: State, seed: tf.Tensor, results: Any
     ) -> tuple[GradientEstimate, NoiseCovariance, CovarianceState]:
         """Returns the estimate at `state`, Sigma = c V, and the estimator's next state.
+
+        The kernel's `results` have the states of the target and of the estimator.
 
         Sigma learns nothing from a minibatch with scores that are not finite, or whose squares are
         not. `CovarianceState.num_skipped` counts these. Their gradient stays as it is, so a chain
         whose gradient is NaN turns NaN.
         """
-        estimate = self._target.estimate(state, seed, target_state)
+        estimate = self._target.estimate(state, seed, results.target_state)
+        last = results.covariance_state
         return estimate, *self.learn(estimate, estimate.noise_scale, state, last)
 
     def past(self, state: State, last: CovarianceState, scale: Any = None) -> NoiseCovariance:

@@ -9,21 +9,15 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import Block, CovarianceState, Full, RunningMean
-from tfp_sgmcmc.internal.checks import integer
+from tfp_sgmcmc.internal.checks import integer, optional
 from tfp_sgmcmc.internal.nest import State, map_parts, sum_events
+from tfp_sgmcmc.kernels import fisher_noise
 from tfp_sgmcmc.kernels.base import (
     StepSize,
     StochasticGradientKernel,
     check_positive,
     number_at,
     setting_at,
-)
-from tfp_sgmcmc.kernels.fisher_noise import (
-    InjectedNoise,
-    check_regular,
-    injected_noise,
-    raised_shift,
-    solve,
 )
 from tfp_sgmcmc.kernels.linear_theory import at_least_zero
 from tfp_sgmcmc.kernels.momentum import scaled
@@ -158,10 +152,8 @@ class SGFS(StochasticGradientKernel):
                 f"step_size={step_size}, alpha={alpha}."
             )
         super().__init__(locals(), ("temperature", *(["step_size"] if alpha is None else [])))
-        if num_estimation_steps is not None:
-            integer("num_estimation_steps", num_estimation_steps, 0)
-        if num_fisher_steps is not None:
-            integer("num_fisher_steps", num_fisher_steps, 1)
+        optional(integer, "num_estimation_steps", num_estimation_steps, 0)
+        optional(integer, "num_fisher_steps", num_fisher_steps, 1)
         if alpha is not None:
             check_positive("alpha", alpha, zero_allowed=True)
         if self._target.num_scores == 0 or isinstance(self._target, AnchoredTarget):
@@ -220,8 +212,8 @@ class SGFS(StochasticGradientKernel):
         gamma_n = self._target.num_examples + (self._target.noise_scale or 0.0) / temperature
         injected = self._injected(rate, results.step, state, chain_ndims, gamma_n)
         matrix = self._noise.past(state, results.covariance_state, gamma_n + injected.multiple)
-        shift, _ = raised_shift(matrix, injected)
-        product, _ = solve(matrix, injected, shift, vector, chain_ndims)
+        shift, _ = fisher_noise.raised_shift(matrix, injected)
+        product, _ = fisher_noise.solve(matrix, injected, shift, vector, chain_ndims)
         known = results.covariance_state.step > 0
         return map_parts(lambda x, v: tf.where(known, x, 1e-12 * v), product, vector)
 
@@ -231,7 +223,9 @@ class SGFS(StochasticGradientKernel):
         epsilon, rate, temperature = self._numbers(step, state, chain_ndims)
         self._injected(rate, step, state, chain_ndims, rate)
         is_fisher = isinstance(self._parameters["B"], str)
-        check_regular(self._noise.covariance, self._target, rate, is_fisher, state, chain_ndims)
+        fisher_noise.check_regular(
+            self._noise.covariance, self._target, rate, is_fisher, state, chain_ndims
+        )
         return SGFSResults(
             **self._first_figures(state, zeros, epsilon, temperature),
             num_raised=tf.zeros_like(zeros, tf.int32),
@@ -271,13 +265,13 @@ class SGFS(StochasticGradientKernel):
         else:
             matrix = self._noise.past(state, covariance_state, scale)
             covariance_state = covariance_state._replace(step=covariance_state.step + 1)
-        shift, raised = raised_shift(matrix, injected)
+        shift, raised = fisher_noise.raised_shift(matrix, injected)
         matrix, covariance_state = self._noise.covariance.prepare(
             covariance_state, matrix, shift, 1.0
         )
         eta = injected.draw(matrix, injected.multiple / scale, shift, noise_seed)
         force = map_parts(lambda g, x: g + scaled(tf.sqrt(temperature), x), estimate.gradient, eta)
-        change, lost = solve(matrix, injected, shift, force, chain_ndims)
+        change, lost = fisher_noise.solve(matrix, injected, shift, force, chain_ndims)
         given = self._parameters["num_estimation_steps"]
         moves = results.step >= self._noise.estimation_steps(given, state, chain_ndims)
         state = map_parts(lambda theta, x: tf.where(moves, theta + 2 * x, theta), state, change)
@@ -307,11 +301,11 @@ class SGFS(StochasticGradientKernel):
 
     def _injected(
         self, rate: tf.Tensor, step: tf.Tensor, state: State, chain_ndims: int, gamma_n: tf.Tensor
-    ) -> InjectedNoise:
+    ) -> fisher_noise.InjectedNoise:
         B = self._parameters["B"]
         is_scaled = isinstance(B, str) and B == "scaled_fisher"
         fisher = gamma_n if is_scaled else self._target.num_examples
-        return injected_noise(B, rate, step, state, chain_ndims, fisher)
+        return fisher_noise.injected_noise(B, rate, step, state, chain_ndims, fisher)
 
 
 def _count(entries: State, chain_ndims: int) -> tf.Tensor:

@@ -161,9 +161,7 @@ class SGHMC(MomentumKernel):
             covariance_state, eigenvector = (), ()
             noise = map_parts(lambda z: scaled(tf.sqrt(2 * h * friction * temperature), z), z)
         else:
-            estimate, sigma, covariance_state = self._noise.estimate(
-                theta, batch_seed, results.target_state, results.covariance_state
-            )
+            estimate, sigma, covariance_state = self._noise.estimate(theta, batch_seed, results)
             largest, eigenvector = largest_eigenvalue(
                 sigma, results.eigenvector, estimate.gradient, chain_ndims
             )

@@ -18,7 +18,7 @@ from tfp_sgmcmc.random.normals import (
     three_point,
     three_point_like,
 )
-from tfp_sgmcmc.random.seeds import as_seed, fold_in, fresh_seed, numbered_seed, split
+from tfp_sgmcmc.random.seeds import as_seed, fold_in, fresh_seed, integers_of, numbered_seed, split
 
 __all__ = [
     "AliasTable",
@@ -26,6 +26,7 @@ __all__ = [
     "epoch_indices",
     "fold_in",
     "fresh_seed",
+    "integers_of",
     "normal",
     "normal_like",
     "numbered_seed",

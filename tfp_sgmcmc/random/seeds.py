@@ -56,6 +56,12 @@ def as_seed(seed: Any) -> tf.Tensor:
     return tf.cast(seed, tf.int32)
 
 
+def integers_of(seed: tf.Tensor) -> tuple[int, int]:
+    """Returns the two integers of a seed."""
+    first, second = seed.numpy().tolist()
+    return first, second
+
+
 def split(seed: tf.Tensor, num: int) -> list[tf.Tensor]:
     """Returns `num` seeds that are independent of each other, made from `seed`."""
     integer("num", num, least=1)

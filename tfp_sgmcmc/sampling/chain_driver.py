@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.internal.checks import boolean, eager, function, integer
+from tfp_sgmcmc.internal.checks import boolean, eager, function, integer, optional
 from tfp_sgmcmc.sampling.loop import check_kernel, replicas_of, target_of
 from tfp_sgmcmc.sampling.process_group import ProcessGroup
 from tfp_sgmcmc.sampling.result import SampleResult
@@ -177,11 +177,9 @@ def check_options(
     num_chains: Any, trace_fn: Any, progress_bar: Any, jit_compile: Any, preflight_check: Any
 ) -> None:
     """Raises TypeError or ValueError for a wrong option that the doors share."""
-    if num_chains is not None:
-        integer("num_chains", num_chains, 1)
+    optional(integer, "num_chains", num_chains, 1)
     if trace_fn is not None:
         function("trace_fn", trace_fn, "state, kernel results -> nest of tensors")
-    if progress_bar is not None:
-        boolean("progress_bar", progress_bar)
+    optional(boolean, "progress_bar", progress_bar)
     boolean("jit_compile", jit_compile)
     boolean("preflight_check", preflight_check)

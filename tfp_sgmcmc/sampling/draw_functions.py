@@ -12,7 +12,7 @@ import tree
 
 from tfp_sgmcmc.internal import memory
 from tfp_sgmcmc.internal.nest import call_with_state
-from tfp_sgmcmc.internal.tables import Table, as_html, as_text, first_rows
+from tfp_sgmcmc.internal.tables import Table, first_rows, shown_by
 from tfp_sgmcmc.sampling.loop import log_prob_fn_of
 from tfp_sgmcmc.targets import ShardedLogProb, StreamedLogProb
 from tfp_sgmcmc.targets.base import check_signature
@@ -37,11 +37,7 @@ class DrawPredictions(NamedTuple):
     standard_deviation: np.ndarray
     quantiles: np.ndarray
 
-    def __repr__(self) -> str:
-        return as_text(self._table())
-
-    def _repr_html_(self) -> str:
-        return as_html(self._table())
+    __repr__, _repr_html_ = shown_by(lambda self: self._table())
 
     def _table(self) -> Table:
         """Returns the first rows, of the first entries where a row has several values."""
@@ -180,8 +176,8 @@ def log_likelihoods(result: Any, target: Any, rows: Any) -> np.ndarray:
 def map_draws(result: Any, fn: Callable[..., Any]) -> Any:
     """Returns the values of `fn` at all draws, `[draws, chains..., ...]`, as a nest of arrays."""
     lead, parts, form = _chain_shape(result), [], None
-    bytes_of_draw = sum(kept.variable.draw_bytes for kept in result._kept[: _num_parts(result)])
-    size = max(1, _BLOCK // max(1, bytes_of_draw))
+    pairs = zip(result._kept, tree.flatten(result.states), strict=False)
+    size = max(1, _BLOCK // max(1, sum(kept.variable.draw_bytes for kept, _ in pairs)))
     for start in range(0, result.num_results, size):
         states = tree.map_structure(
             lambda x, s=start: tf.convert_to_tensor(np.asarray(x[s : s + size])), result.states
@@ -230,10 +226,6 @@ def _values(fn: Callable[..., Any], states: Any, **batch: Any) -> Any:
     except TypeError:
         check_signature("fn", fn, states, **batch)
         raise
-
-
-def _num_parts(result: Any) -> int:
-    return len(tree.flatten(result.states))
 
 
 def _chain_shape(result: Any) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks, xla
-from tfp_sgmcmc.internal.checks import eager, integer
+from tfp_sgmcmc.internal.checks import eager, integer, optional
 from tfp_sgmcmc.sampling.loop import (
     Loop,
     Program,
@@ -118,10 +118,8 @@ def export_program(
     if path.is_dir() or not path.parent.is_dir():
         what = "a directory" if path.is_dir() else "in a directory that does not exist"
         raise ValueError(f"path must name a file in a directory. Received: {path}, {what}.")
-    if num_chains is not None:
-        integer("num_chains", num_chains, 1)
-    if device_kind is not None:
-        checks.one_of("device_kind", device_kind, ("CPU", "GPU", "TPU"))
+    optional(integer, "num_chains", num_chains, 1)
+    checks.optional(checks.one_of, "device_kind", device_kind, ("CPU", "GPU", "TPU"))
     position = start_of(kernel, repeat_chains(initial_state, num_chains))
     loop = Loop(lambda _: kernel, None, position, jit_compile=True, slots=plan.num_results)
     with xla.for_device_kind(device_kind):

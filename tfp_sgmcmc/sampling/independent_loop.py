@@ -14,7 +14,7 @@ from tfp_sgmcmc.kernels.independent_metropolis import (
     IndependentMetropolis,
     IndependentMetropolisResults,
 )
-from tfp_sgmcmc.random.defensive_normal import defensive_normal_log_prob, draw_defensive_normal
+from tfp_sgmcmc.random.normals import defensive_normal_log_prob, draw_defensive_normal
 from tfp_sgmcmc.sampling.loop import NEVER, FiniteCheck, Position, rows_of
 
 

@@ -13,32 +13,11 @@ import tree
 from tfp_sgmcmc.diagnostics.draw_plots import plot_marginals, plot_traces
 from tfp_sgmcmc.diagnostics.draw_summary import DrawSummary
 from tfp_sgmcmc.diagnostics.leave_one_out import LeaveOneOut, leave_one_out
-from tfp_sgmcmc.internal.arviz_import import (
-    as_dataset,
-    import_arviz,
-    inference_data,
-    with_coordinates,
-)
+from tfp_sgmcmc.internal import extras
 from tfp_sgmcmc.internal.checks import integer
-from tfp_sgmcmc.internal.figures import import_figure
-from tfp_sgmcmc.internal.tables import Table, as_html, as_text
-from tfp_sgmcmc.sampling.draw_functions import (
-    DrawPredictions,
-    RowLikelihood,
-    flat_draws,
-    log_likelihoods,
-    map_draws,
-    predict,
-)
-from tfp_sgmcmc.sampling.result_table import (
-    efficiency_of,
-    marginals_of,
-    num_chains_of,
-    summary_of,
-    table_of,
-    title_of,
-    worst_entries_of,
-)
+from tfp_sgmcmc.internal.nest import dotted_names
+from tfp_sgmcmc.internal.tables import Table, shown_by
+from tfp_sgmcmc.sampling import draw_functions, result_table
 from tfp_sgmcmc.storage.stored_draws import Variable
 from tfp_sgmcmc.storage.zarr_store import LIBRARY
 
@@ -127,11 +106,7 @@ def variable_names(nest: Any, root: str) -> list[str]:
     Raises:
       ValueError: two leaves have the same name.
     """
-    names = []
-    for path, _ in tree.flatten_with_path(nest):
-        keys = [str(key).replace("/", ".").replace("\\", ".") for key in path]
-        is_named = path and isinstance(path[0], str)
-        names.append(".".join(keys if is_named else [root, *keys]))
+    names = dotted_names(nest, root)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"Two arrays are named {twice[0]!r}. Give the parts other keys.")
@@ -198,17 +173,13 @@ class SampleResult:
     def num_results(self) -> int:
         return len(tree.flatten(self.states)[0])
 
-    def __repr__(self) -> str:
-        return as_text(self._table())
-
-    def _repr_html_(self) -> str:
-        return as_html(self._table())
+    __repr__, _repr_html_ = shown_by(lambda self: self._table())
 
     def _table(self) -> Table:
         """Returns what `print` and notebooks show."""
-        chains = num_chains_of(self)
+        chains = result_table.num_chains_of(self)
         of_chains = "one chain" if chains == 1 else f"each of {chains} chains"
-        return table_of(self, title_of(self, "SampleResult", of_chains))
+        return result_table.table_of(self, result_table.title_of(self, "SampleResult", of_chains))
 
     def summary(self, most_entries: int = 1000) -> DrawSummary:
         """Returns mean, sd, quantiles, ESS, R-hat and MCSE of single entries of the state.
@@ -226,7 +197,7 @@ class SampleResult:
         Args:
           most_entries: the largest number of entries of each parameter, taken evenly from all.
         """
-        return summary_of(self, integer("most_entries", most_entries, 1))
+        return result_table.summary_of(self, integer("most_entries", most_entries, 1))
 
     def map(self, fn: Callable[..., Any]) -> SampleResult:
         """Returns generated quantities: the values of a function at all draws.
@@ -248,7 +219,7 @@ class SampleResult:
         Raises:
           ValueError: the values have other leading axes.
         """
-        values = map_draws(self, fn)
+        values = draw_functions.map_draws(self, fn)
         chain_shape = self._kept[0].variable.chain_shape
         named = zip(variable_names(values, "value"), tree.flatten(values), strict=True)
         ndims = None if chain_shape is None else len(chain_shape)
@@ -277,7 +248,7 @@ class SampleResult:
           ValueError: neither the kernel nor `target` has a log likelihood of rows.
           MemoryError: the result would not fit into memory; take some of the rows at a time.
         """
-        return log_likelihoods(self, target, rows)
+        return draw_functions.log_likelihoods(self, target, rows)
 
     def loo(self, num_rows: int = 1000, *, target: Any = None, seed: Any = 0) -> LeaveOneOut:
         r"""Estimates how well the model predicts a row that it has not seen.
@@ -314,9 +285,9 @@ class SampleResult:
           ModuleNotFoundError: ArviZ is not installed.
         """
         integer("num_rows", num_rows, 2)
-        import_arviz("loo")
-        likelihood = RowLikelihood(self, target)
-        states = likelihood.unconstrained(flat_draws(self))
+        extras.import_arviz("loo")
+        likelihood = draw_functions.RowLikelihood(self, target)
+        states = likelihood.unconstrained(draw_functions.flat_draws(self))
         total = likelihood.num_examples
         rows = np.arange(total)
         if num_rows < total:
@@ -328,12 +299,15 @@ class SampleResult:
         )
         found = likelihood.at(states, taken, len(rows))
         return leave_one_out(
-            found, rows, np.concatenate(surrogate).astype(np.float64), efficiency_of(self)
+            found,
+            rows,
+            np.concatenate(surrogate).astype(np.float64),
+            result_table.efficiency_of(self),
         )
 
     def predict(
         self, fn: Callable[..., Any], data: Any, quantiles: Sequence[float] = (0.05, 0.95)
-    ) -> DrawPredictions:
+    ) -> draw_functions.DrawPredictions:
         """Returns mean, standard deviation and quantiles over draws of a function of rows.
 
         Examples:
@@ -350,7 +324,7 @@ class SampleResult:
         Raises:
           ValueError: the values have other leading axes.
         """
-        return predict(self, fn, data, quantiles)
+        return draw_functions.predict(self, fn, data, quantiles)
 
     def plot(self, num_entries: int = 4) -> Any:
         """Returns a `matplotlib.figure.Figure` of traces and ranks of the entries that mix worst.
@@ -364,8 +338,8 @@ class SampleResult:
           ModuleNotFoundError: matplotlib is not installed.
         """
         integer("num_entries", num_entries, 1)
-        import_figure()
-        return plot_traces(*worst_entries_of(self, num_entries))
+        extras.import_figure()
+        return plot_traces(*result_table.worst_entries_of(self, num_entries))
 
     def plot_marginals(self, reference: Any = None, num_entries: int = 6) -> Any:
         """Returns a `matplotlib.figure.Figure` of histograms of the first entries.
@@ -380,8 +354,8 @@ class SampleResult:
           TypeError: `reference` is neither a result nor a dict.
         """
         integer("num_entries", num_entries, 1)
-        import_figure("plot_marginals")
-        return plot_marginals(*marginals_of(self, reference, num_entries))
+        extras.import_figure("plot_marginals")
+        return plot_marginals(*result_table.marginals_of(self, reference, num_entries))
 
     def _leaves(self) -> list[Any]:
         """Returns all arrays, in the order of `_kept`."""
@@ -407,10 +381,10 @@ class SampleResult:
         Raises:
           ModuleNotFoundError: ArviZ and xarray are not installed.
         """
-        return inference_data(self._datasets())
+        return extras.inference_data(self._datasets())
 
     def _datasets(self) -> dict[str, Any]:
-        import_arviz()
+        extras.import_arviz()
         if self.directory is not None:
             import xarray
 
@@ -418,7 +392,7 @@ class SampleResult:
                 x.verify()  # xarray reads zeros for missing files
             read = xarray.open_datatree(self.directory / "samples.zarr", engine="zarr")
             return {
-                name: with_coordinates(group.to_dataset().isel(draw=slice(self.num_results)))
+                name: extras.with_coordinates(group.to_dataset().isel(draw=slice(self.num_results)))
                 for name, group in read.children.items()
             }
         variables: dict[str, dict[str, Any]] = {}
@@ -427,4 +401,4 @@ class SampleResult:
             entry = variable.dimensions(name), variable.flatten_chains(x)
             variables.setdefault(group, {})[name] = entry
         attributes = {**LIBRARY, **self._attributes}
-        return {group: as_dataset(arrays, attributes) for group, arrays in variables.items()}
+        return {group: extras.as_dataset(arrays, attributes) for group, arrays in variables.items()}

@@ -9,14 +9,8 @@ from typing import Any
 import numpy as np
 import tree
 
+from tfp_sgmcmc.diagnostics import draw_summary
 from tfp_sgmcmc.diagnostics.convergence import effective_sample_size, rank_normalized_rhat
-from tfp_sgmcmc.diagnostics.draw_summary import (
-    MOST_SHOWN,
-    DrawSummary,
-    entries_to_show,
-    entry_names,
-    summarize,
-)
 from tfp_sgmcmc.internal.memory import readable
 from tfp_sgmcmc.internal.tables import Table, graded
 from tfp_sgmcmc.storage.stored_draws import Variable
@@ -49,20 +43,14 @@ def read_entries(
     return np.concatenate(columns, axis=-1)
 
 
-def summary_of(result: Any, most_entries: int) -> DrawSummary:
+def summary_of(result: Any, most_entries: int) -> draw_summary.DrawSummary:
     """Returns statistics of all draws, of up to `most_entries` entries of each parameter."""
-    names, arrays = _parameters(result)
-    picked = [
-        np.unique(np.linspace(0, size - 1, min(size, most_entries)).astype(int))
-        for size in map(_size, arrays)
-    ]
-    labels = _labels(names, arrays, picked)
-    draws = read_entries(arrays, picked)
-    total = sum(map(_size, arrays))
-    return summarize(labels, draws, total, weights=_weights(result))
+    labels, draws = _some_entries(result, most_entries)
+    total = sum(map(_size, _parameters(result)[1]))
+    return draw_summary.summarize(labels, draws, total, weights=_weights(result))
 
 
-def short_summary(result: Any) -> DrawSummary | None:
+def short_summary(result: Any) -> draw_summary.DrawSummary | None:
     """Returns what `print` shows; None if it would read too much.
 
     Many draws are thinned, and of many entries the first ones and some of the others are taken.
@@ -74,16 +62,16 @@ def short_summary(result: Any) -> DrawSummary | None:
     if result.directory is not None and _bytes(arrays, draws) > _MOST_READ:
         return None
     of_entry = draws * max(variable.num_chains for variable, _ in arrays)
-    every = math.ceil(of_entry * MOST_SHOWN / _MOST_NUMBERS)
-    most_others = min(_MOST_OTHERS, max(0, _MOST_NUMBERS // of_entry - MOST_SHOWN))
+    every = math.ceil(of_entry * draw_summary.MOST_SHOWN / _MOST_NUMBERS)
+    most_others = min(_MOST_OTHERS, max(0, _MOST_NUMBERS // of_entry - draw_summary.MOST_SHOWN))
     shapes = {name: v.event_shape for name, (v, _) in zip(names, arrays, strict=True)}
-    shown, others = entries_to_show(shapes, MOST_SHOWN, most_others)
+    shown, others = draw_summary.entries_to_show(shapes, draw_summary.MOST_SHOWN, most_others)
     labels = _labels(names, arrays, shown) + _labels(names, arrays, others)
     draws = read_entries(arrays, shown, every)
     if sum(map(len, others)):
         draws = np.concatenate([draws, read_entries(arrays, others, every)], axis=-1)
     weights = _weights(result)
-    return summarize(
+    return draw_summary.summarize(
         labels,
         draws,
         sum(map(_size, arrays)),
@@ -113,7 +101,7 @@ def marginals_of(
     """Returns names and draws of the first entries, and reference draws of the same names."""
     names, arrays = _parameters(result)
     shapes = {name: v.event_shape for name, (v, _) in zip(names, arrays, strict=True)}
-    shown, _ = entries_to_show(shapes, num_entries, 0)
+    shown, _ = draw_summary.entries_to_show(shapes, num_entries, 0)
     labels, draws = _labels(names, arrays, shown), read_entries(arrays, shown)
     if reference is None:
         return labels, draws, None
@@ -128,15 +116,15 @@ def marginals_of(
         if name in known:
             x = np.asarray(known[name], np.float64)
             flat = x.reshape(-1, max(1, math.prod(shapes[name])))[:, picked]
-            found |= zip(entry_names(name, shapes[name], picked), flat.T, strict=True)
+            found |= zip(draw_summary.entry_names(name, shapes[name], picked), flat.T, strict=True)
     return labels, draws, found
 
 
-def _some_entries(result: Any) -> tuple[list[str], np.ndarray]:
+def _some_entries(result: Any, most: int = _MOST_OTHERS) -> tuple[list[str], np.ndarray]:
     """Returns names and all draws of entries spread over each parameter."""
     names, arrays = _parameters(result)
     picked = [
-        np.unique(np.linspace(0, size - 1, min(size, _MOST_OTHERS)).astype(int))
+        np.unique(np.linspace(0, size - 1, min(size, most)).astype(int))
         for size in map(_size, arrays)
     ]
     return _labels(names, arrays, picked), read_entries(arrays, picked)
@@ -214,7 +202,7 @@ def _labels(names: Any, arrays: Any, picked: Any) -> list[str]:
     return [
         label
         for name, (variable, _), entries in zip(names, arrays, picked, strict=True)
-        for label in entry_names(name, variable.event_shape, entries)
+        for label in draw_summary.entry_names(name, variable.event_shape, entries)
     ]
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 import tree
 
-from tfp_sgmcmc.internal.nest import State, call_with_state
+from tfp_sgmcmc.internal.nest import State, call_with_state, instances
 from tfp_sgmcmc.kernels.fingerprint import describe_kernel, describe_problem
 from tfp_sgmcmc.kernels.independent_metropolis import IndependentMetropolis
 from tfp_sgmcmc.sampling.loop import Loop, Position, log_prob_fn_of, state_tensors
@@ -90,9 +90,8 @@ def describe_batches(target: Any, state: State) -> Callable[[Any], dict[str, Any
         return None
 
     def describe(results: Any) -> dict[str, Any]:
-        found: list[StreamState] = []
-        tree.traverse(lambda x: found.append(x) if isinstance(x, StreamState) else None, results)
-        stream = StreamState(found[0].batches, tf.zeros([], tf.int64))
+        batches = instances(results, StreamState)[0].batches
+        stream = StreamState(batches, tf.zeros([], tf.int64))
 
         def values(at: State) -> dict[str, Any]:
             estimate = target.estimate(at, tf.constant(_SEED), stream, with_scores=False)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tree
 
+from tfp_sgmcmc.internal.nest import instances
 from tfp_sgmcmc.targets import Target
 from tfp_sgmcmc.targets.streamed import StreamedLogProb, StreamState
 
@@ -29,8 +30,7 @@ class Feed:
         self._target = target if isinstance(target, StreamedLogProb) else None
         if self._target is None:
             return
-        found: list[StreamState] = []
-        tree.traverse(lambda x: found.append(x) if isinstance(x, StreamState) else None, results)
+        found: list[StreamState] = instances(results, StreamState)
         if not found:
             raise TypeError(
                 "The kernel of a StreamedLogProb must take its batches, as the kernels of this "

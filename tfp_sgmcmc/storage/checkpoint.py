@@ -110,13 +110,14 @@ def differences(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
     found = [
         f"{name}: {_in_words(saved, name)}, but here {_in_words(expected, name)}"
         for name in [*expected, *(n for n in saved if n not in expected)]
-        if name not in saved or name not in expected or not _agree(saved[name], expected[name])
+        if name not in saved or name not in expected or not agree(saved[name], expected[name])
     ]
     more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
     return f"{'; '.join(found[:3])}{more}"
 
 
-def _agree(one: Any, other: Any) -> bool:
+def agree(one: Any, other: Any) -> bool:
+    """Returns whether two described values are the same, records within their tolerance."""
     if tolerant_equality.is_record(one) and tolerant_equality.is_record(other):
         return tolerant_equality.are_same(one, other)
     return one == other

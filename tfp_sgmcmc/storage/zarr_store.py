@@ -15,17 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_sgmcmc import __version__
+from tfp_sgmcmc.storage import stored_draws
 from tfp_sgmcmc.storage.npz import sync
-from tfp_sgmcmc.storage.stored_draws import (
-    CHECKSUM_BYTES,
-    RUN_ID,
-    StoredDraws,
-    Variable,
-    chunk_bytes,
-    chunk_checksum,
-    chunk_name,
-    refuse_links,
-)
 
 LIBRARY = {"inference_library": "tfp_sgmcmc", "inference_library_version": __version__}
 _CHUNK_BYTES = 2**23  # of a chunk of all arrays together; fewer draws wait in memory
@@ -34,7 +25,7 @@ _LONGEST_NAME = 200  # bytes
 _FILTERS = threading.Lock()
 
 Groups = Mapping[str, Mapping[str, Any]]
-Variables = Mapping[str, Mapping[str, Variable]]
+Variables = Mapping[str, Mapping[str, stored_draws.Variable]]
 
 
 class Committed(NamedTuple):
@@ -161,19 +152,23 @@ class DrawStore:
         sync(self.path)
         self._unsynced.clear()
 
-    def draws(self, group: str, name: str) -> StoredDraws:
+    def draws(self, group: str, name: str) -> stored_draws.StoredDraws:
         """Returns the draws of an array that are on disk, `[draws, chains..., event...]`."""
         array, variable = self._arrays[group][name], self.variables[group][name]
         num_draws = array.shape[variable.draw_axis]
         checksums = self._checksums[group][name] or ()
-        return StoredDraws(array, variable.chain_shape, num_draws, self._run_id, checksums)
+        return stored_draws.StoredDraws(
+            array, variable.chain_shape, num_draws, self._run_id, checksums
+        )
 
     def _create(self, attributes: dict[str, Any]) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat()
         attributes = {"created_at": now, **LIBRARY, **attributes}
         self._rows = _chunk_rows(self.variables)
         self._run_id = uuid.uuid4().hex
-        root = self._zarr.create_group(self.path, zarr_format=3, attributes={RUN_ID: self._run_id})
+        root = self._zarr.create_group(
+            self.path, zarr_format=3, attributes={stored_draws.RUN_ID: self._run_id}
+        )
         self._arrays: dict[str, dict[str, Any]] = {}
         for group, members in self.variables.items():
             made = root.create_group(group, attributes=attributes)
@@ -199,7 +194,7 @@ class DrawStore:
         folder = self.path / group.basename / "chain"
         self._unsynced |= {folder / "c" / "0", folder / "zarr.json"}
 
-    def _create_array(self, group: Any, name: str, variable: Variable) -> Any:
+    def _create_array(self, group: Any, name: str, variable: stored_draws.Variable) -> Any:
         event = variable.event_shape
         lead = (variable.num_chains,) * variable.draw_axis
         self._unsynced.add(self.path / group.basename / name / "zarr.json")
@@ -216,11 +211,11 @@ class DrawStore:
         )
 
     def _open(self, committed: Committed) -> None:
-        refuse_links(self.path)
+        stored_draws.refuse_links(self.path)
         for group in (*self.variables, ""):
             with _named(self.path / group):
                 opened = self._zarr.open_group(self.path, path=group, mode="r+")
-        self._run_id = opened.attrs.get(RUN_ID)  # None for a run begun without
+        self._run_id = opened.attrs.get(stored_draws.RUN_ID)  # None for a run begun without
         for leftover in self.path.glob("**/*.partial"):  # a write was cut off
             leftover.unlink()
         self._arrays, self._tail = {}, {}
@@ -256,7 +251,7 @@ class DrawStore:
             return False
         return found.tobytes() == variable.flatten_chains(self._tail[group][name]).tobytes()
 
-    def _open_array(self, group: str, name: str, variable: Variable) -> Any:
+    def _open_array(self, group: str, name: str, variable: stored_draws.Variable) -> Any:
         """Opens an array, checks that no chunk is missing, and drops uncommitted draws."""
         path, axis = self.path / group / name, variable.draw_axis
         with _named(path):
@@ -269,8 +264,8 @@ class DrawStore:
             if checksums is not None and len(checksums) != count:
                 raise ValueError(f"it must have {len(checksums)} whole chunks, not {count}")
             for number in range(count):
-                chunk = path / chunk_name(array, axis, number)
-                found = chunk_checksum(chunk, chunk_bytes(array))
+                chunk = path / stored_draws.chunk_name(array, axis, number)
+                found = stored_draws.chunk_checksum(chunk, stored_draws.chunk_bytes(array))
                 if checksums is not None and found != (expected := checksums[number]):
                     raise ValueError(
                         f"{chunk} must have the checksum {expected:08x}. Received: {found:08x}"
@@ -296,13 +291,15 @@ class DrawStore:
         array[(*(slice(None),) * axis, slice(start, stop))] = rows
         folder, first = self.path / group / name, start // self._rows
         numbers = range(first, -(-stop // self._rows))
-        files = [folder / chunk_name(array, axis, number) for number in numbers]
+        files = [folder / stored_draws.chunk_name(array, axis, number) for number in numbers]
         self._unsynced |= {*files, folder / "zarr.json"}
         checksums = self._checksums[group][name]
         if checksums is not None:
             del checksums[first:]
             whole = files[: stop // self._rows - first]
-            checksums += [chunk_checksum(file, chunk_bytes(array)) for file in whole]
+            checksums += [
+                stored_draws.chunk_checksum(file, stored_draws.chunk_bytes(array)) for file in whole
+            ]
 
 
 def bytes_on_disk(variables: Variables, num_draws: int) -> int:
@@ -316,13 +313,13 @@ def bytes_on_disk(variables: Variables, num_draws: int) -> int:
     numbered = _numbered(variables)
     rows = _chunk_rows(numbered)
     sizes = [v.draw_bytes for members in numbered.values() for v in members.values()]
-    return -(-num_draws // rows) * sum(rows * size + CHECKSUM_BYTES for size in sizes)
+    return -(-num_draws // rows) * sum(rows * size + stored_draws.CHECKSUM_BYTES for size in sizes)
 
 
-def _numbered(variables: Variables) -> dict[str, dict[str, Variable]]:
+def _numbered(variables: Variables) -> dict[str, dict[str, stored_draws.Variable]]:
     """Returns the groups that have variables, each with the numbers of the draws."""
     return {
-        group: {**members, "draw": Variable((), "int64", None)}
+        group: {**members, "draw": stored_draws.Variable((), "int64", None)}
         for group, members in variables.items()
         if members
     }
@@ -346,7 +343,7 @@ def _named(path: Path) -> Generator[None]:
         ) from error
 
 
-def _check(group: str, members: Mapping[str, Variable]) -> None:
+def _check(group: str, members: Mapping[str, stored_draws.Variable]) -> None:
     for name, variable in members.items():
         if (
             not name.isprintable()

@@ -12,7 +12,7 @@ from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.read_faults import StreamReadError
 from tfp_sgmcmc.targets.sharded import ShardedLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
-from tfp_sgmcmc.targets.streaming.pool_report import PoolReport
+from tfp_sgmcmc.targets.streaming.pool_error import PoolReport
 from tfp_sgmcmc.targets.streaming.row_pool import draw_pool
 from tfp_sgmcmc.targets.validation.gradient_check import preflight
 

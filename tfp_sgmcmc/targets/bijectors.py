@@ -1,15 +1,22 @@
-"""Bijectors for the parts of a state, which map them to constrained parameters."""
+"""Bijectors for the parts of a state, given by the user or by a prior that is a distribution."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import types
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 import tree
 
 from tfp_sgmcmc.internal.nest import State
+
+_NUM_DRAWS = 101
 
 
 def check_bijectors(bijector: Any) -> None:
@@ -135,3 +142,52 @@ def _check(_: Any, bijector: Any) -> Any:
     if tf.nest.is_nested(bijector):
         raise ValueError("a nest for a part")
     return bijector
+
+
+def check_prior(prior: Any) -> None:
+    """Raises TypeError or ValueError unless `prior` is one distribution of a state's parts."""
+    if not isinstance(prior, tfp.distributions.Distribution):
+        raise TypeError(
+            "joint must be a tfp.distributions.Distribution, such as a JointDistributionNamed. "
+            f"Received: a {type(prior).__name__}."
+        )
+    shapes = tf.nest.flatten(tf.nest.map_structure(tf.TensorShape, prior.batch_shape))
+    if any(shape.rank != 0 for shape in shapes):
+        raise ValueError(
+            "joint must be one distribution. Received: a batch_shape of "
+            f"{prior.batch_shape}. Wrap its parts in tfd.Sample or tfd.Independent."
+        )
+
+
+def default_bijector(prior: Any) -> Any:
+    """Returns the bijector from unconstrained parts to those of `prior`."""
+    mend_pad()
+    return prior.experimental_default_event_space_bijector()
+
+
+def median_start(sample: Callable[..., Any], unconstrain: Callable[[State], State]) -> State:
+    """Returns the medians of the entries of unconstrained draws that `sample` makes."""
+    with warnings.catch_warnings():  # autobatched priors say that stateless draws are slow
+        warnings.simplefilter("ignore")
+        draws = unconstrain(sample(_NUM_DRAWS, seed=(0, 0)))
+
+    def median(x: tf.Tensor) -> tf.Tensor:
+        return tf.constant(np.nan_to_num(np.median(x, axis=0)), x.dtype)
+
+    return tf.nest.map_structure(median, draws)
+
+
+def mend_pad() -> None:
+    """Lets `Pad`, on which `SoftmaxCentered` rests, call `np.reshape(x, newshape=shape)`.
+
+    NumPy 2.4 renamed the argument, and TensorFlow Probability 0.25 uses the former name. Only the
+    module of `Pad` sees the difference.
+    """
+    pad: Any = importlib.import_module("tensorflow_probability.python.bijectors.pad")
+    if "newshape" in inspect.signature(np.reshape).parameters or pad.np is not np:
+        return
+
+    def reshape(a: Any, newshape: Any) -> np.ndarray:
+        return np.reshape(a, newshape)
+
+    pad.np = types.SimpleNamespace(**{**vars(np), "reshape": reshape})

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.checks import accepts, function, integer
+from tfp_sgmcmc.internal.checks import accepts, function, integer, optional
 
 
 class LinearModel:
@@ -79,8 +79,7 @@ class LinearModel:
     def __init__(self, log_prob_fn: Callable[[Any, Any], Any], num_outputs: int | None = None):
         function("log_prob_fn", log_prob_fn, "(eta, y) -> log likelihoods")
         self._log_prob_fn = accepts("log_prob_fn", log_prob_fn, "eta", "y")
-        if num_outputs is not None:
-            integer("num_outputs", num_outputs, 1)
+        optional(integer, "num_outputs", num_outputs, 1)
         self.num_outputs = num_outputs
 
     def __call__(self, weights: Any, batch: Any) -> tf.Tensor:

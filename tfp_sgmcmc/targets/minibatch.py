@@ -9,15 +9,7 @@ from typing import Any, Literal, NamedTuple, Self
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.internal import xla
-from tfp_sgmcmc.internal.checks import (
-    boolean,
-    count_of_examples,
-    function,
-    integer,
-    one_of,
-    require,
-)
+from tfp_sgmcmc.internal import checks, xla
 from tfp_sgmcmc.internal.nest import (
     State,
     call_with_state,
@@ -25,18 +17,9 @@ from tfp_sgmcmc.internal.nest import (
     state_from_call,
     static_or_dynamic_shape,
 )
-from tfp_sgmcmc.targets import linear_model_scores
+from tfp_sgmcmc.targets import bijectors, chunking, linear_model_scores
 from tfp_sgmcmc.targets.base import GradientEstimate, check_signature, value_and_gradient
-from tfp_sgmcmc.targets.bijectors import check_bijectors, is_joint
-from tfp_sgmcmc.targets.chunking import (
-    chains_per_group,
-    map_groups,
-    sum_over_chunks,
-    sum_values,
-    with_given_gradient,
-)
 from tfp_sgmcmc.targets.data import as_tensors, assert_finite, leading_axis
-from tfp_sgmcmc.targets.joint_prior import check_prior, default_bijector, median_start
 from tfp_sgmcmc.targets.model_target import ModelTarget
 from tfp_sgmcmc.targets.scores import check_scores, combine_scores, mapped_scores
 
@@ -156,30 +139,30 @@ class MinibatchLogProb(ModelTarget):
     ):
         super().__init__(log_prior_fn, log_likelihood_fn, bijector)
         self._set_score_fn(score_fn, num_groups)
-        self.replacement = boolean("replacement", replacement)
-        self.shared_batch = boolean("shared_batch", shared_batch)
-        self.reshuffle = one_of("reshuffle", reshuffle, ("step", "epoch", "symmetric"))
+        self.replacement = checks.boolean("replacement", replacement)
+        self.shared_batch = checks.boolean("shared_batch", shared_batch)
+        self.reshuffle = checks.one_of("reshuffle", reshuffle, ("step", "epoch", "symmetric"))
         allowed = reshuffle == "step" or not replacement
         expected = f"False with reshuffle={reshuffle!r}, which draws without replacement"
-        require("replacement", replacement, allowed, expected)
+        checks.require("replacement", replacement, allowed, expected)
         self._data = as_tensors(data, dtype)
         self.num_examples = leading_axis(self._data)
         if num_examples is not None:
-            fits = integer("num_examples", num_examples, 1) == self.num_examples
+            fits = checks.integer("num_examples", num_examples, 1) == self.num_examples
             expected = f"{self.num_examples}, the leading axis of data"
-            require("num_examples", num_examples, fits, expected)
+            checks.require("num_examples", num_examples, fits, expected)
         if batch_size is None:
             batch_size = min(self.num_examples, _BATCH_SIZE)
-        self.batch_size = count_of_examples("batch_size", batch_size, self.num_examples)
+        self.batch_size = checks.count_of_examples("batch_size", batch_size, self.num_examples)
         for leaf in tf.nest.flatten(self._data):
             assert_finite(leaf)
         n = self.batch_size
         self.noise_scale = noise_scale(self.num_examples, n, replacement)
         if num_groups is not None:
-            integer("num_groups", num_groups, 0)
+            checks.integer("num_groups", num_groups, 0)
             divides = num_groups >= 2 and n % num_groups == 0
             expected = f"a divisor of batch_size = {n} and at least 2"
-            require("num_groups", num_groups, divides, expected)
+            checks.require("num_groups", num_groups, divides, expected)
         self.num_scores = rows = n if num_groups is None else num_groups
         self.group_size = n // rows
         self.row_bytes = sum(
@@ -187,7 +170,7 @@ class MinibatchLogProb(ModelTarget):
         )
         if chunk_size is None:
             chunk_size = self._default_chunk_size()
-        self.chunk_size = count_of_examples("chunk_size", chunk_size, self.num_examples)
+        self.chunk_size = checks.count_of_examples("chunk_size", chunk_size, self.num_examples)
 
     @classmethod
     def from_joint(
@@ -230,16 +213,16 @@ class MinibatchLogProb(ModelTarget):
           TypeError: `joint` is not a distribution.
           ValueError: `joint` has a batch shape.
         """
-        check_prior(joint)
-        bijector = default_bijector(joint)
+        bijectors.check_prior(joint)
+        bijector = bijectors.default_bijector(joint)
         target = cls(
             joint.log_prob, log_likelihood_fn, data, batch_size, bijector=bijector, **options
         )
-        target.initial_state = median_start(joint.sample, target.unconstrain)
+        target.initial_state = bijectors.median_start(joint.sample, target.unconstrain)
         return target
 
     def _set_score_fn(self, score_fn: Any, num_groups: int | None) -> None:
-        self._score_fn = score_fn if score_fn is None else function("score_fn", score_fn)
+        self._score_fn = score_fn if score_fn is None else checks.function("score_fn", score_fn)
         if score_fn is not None and (self.bijector is not None or num_groups is not None):
             raise ValueError(
                 "score_fn must be given without bijector and num_groups, because it returns single "
@@ -267,19 +250,21 @@ class MinibatchLogProb(ModelTarget):
             likelihood = self._sum_of_slice(state, 0, self.num_examples, prior.shape)
             del kept
             return prior + likelihood
-        return self.log_prior(state) + with_given_gradient(
+        return self.log_prior(state) + chunking.with_given_gradient(
             lambda s: self.sum_over_chunks(s, self.chunk_size), state
         )
 
     def log_prob_of_many(self, states: State) -> tf.Tensor:
-        return self.log_prior(states) + sum_values(self._sum_of_slice, states, self.num_examples)
+        return self.log_prior(states) + chunking.sum_values(
+            self._sum_of_slice, states, self.num_examples
+        )
 
     def with_bijector(self, bijector: Any, curvature: Any = None) -> Self:
         """Returns this target with another bijector, and its curvature in these coordinates."""
-        check_bijectors(bijector)
+        bijectors.check_bijectors(bijector)
         other = copy.copy(self)
         other.__dict__.pop("_programs", None)
-        other.bijector, other._is_joint = bijector, is_joint(bijector)
+        other.bijector, other._is_joint = bijector, bijectors.is_joint(bijector)
         other.curvature, other.initial_state = curvature, None
         return other
 
@@ -287,7 +272,7 @@ class MinibatchLogProb(ModelTarget):
         """Returns this target with another batch size, and without epochs, groups or `score_fn`."""
         _ = self._programs  # which the copy shares
         other = copy.copy(self)
-        n = count_of_examples("batch_size", batch_size, self.num_examples)
+        n = checks.count_of_examples("batch_size", batch_size, self.num_examples)
         other.batch_size, other.num_scores, other.group_size = n, n, 1
         other.reshuffle, other._score_fn = "step", None
         other.noise_scale = noise_scale(self.num_examples, n, self.replacement)
@@ -334,7 +319,9 @@ class MinibatchLogProb(ModelTarget):
         indices_of, target_state = self.next_indices(seed, target_state)
         size = None
         if not (with_scores or self.shared_batch) and probe is None and xla.compiles_for_cpu():
-            size = chains_per_group(self.chain_shape(state), self.batch_size * self.row_bytes)
+            size = chunking.chains_per_group(
+                self.chain_shape(state), self.batch_size * self.row_bytes
+            )
         if size is None:
             estimate = self.estimate_from(
                 lambda chains: self.rows(indices_of(self, chains)),
@@ -345,7 +332,7 @@ class MinibatchLogProb(ModelTarget):
             )
         else:
             prior = value_and_gradient(self.log_prior, state, connected=False)[:2]
-            found = map_groups(
+            found = chunking.map_groups(
                 lambda s, i: self.scaled_sum(s, self.rows(i), [size], self.num_examples),
                 state,
                 indices_of(self, prior[0].shape),
@@ -422,7 +409,7 @@ class MinibatchLogProb(ModelTarget):
 
         With a `probe`, the sum's Hessian times the probe is the third result.
         """
-        found = sum_over_chunks(self._sum_of_slice, state, self.num_examples, size, probe)
+        found = chunking.sum_over_chunks(self._sum_of_slice, state, self.num_examples, size, probe)
         return found[:2] if probe is None else found
 
     def _sum_of_slice(

@@ -48,11 +48,7 @@ class ModelTarget(Target):
 
     def constrain(self, state: State) -> State:
         """Maps an unconstrained state (or samples of it) to the parameters of the model."""
-        if self.bijector is None:
-            return state
-        if self._is_joint:
-            return map_jointly(self.bijector, self.bijector.forward, state)
-        return map_bijectors(self.bijector, lambda b, x: b.forward(x), state)
+        return self._mapped("forward", state)
 
     def _parameters(self, state: State) -> State:
         try:
@@ -63,9 +59,12 @@ class ModelTarget(Target):
 
     def unconstrain(self, state: State) -> State:
         """Maps parameters of the model to the unconstrained state that kernels move."""
+        return self._mapped("inverse", state)
+
+    def _mapped(self, method: str, state: State) -> State:
         if self._is_joint:
-            return map_jointly(self.bijector, self.bijector.inverse, state)
-        return map_bijectors(self.bijector, lambda b, x: b.inverse(x), state)
+            return map_jointly(self.bijector, getattr(self.bijector, method), state)
+        return map_bijectors(self.bijector, lambda b, x: getattr(b, method)(x), state)
 
     def weighted(self, values: tf.Tensor) -> tf.Tensor:
         """Multiplies values of a minibatch's examples, `[..., n]`, by their weights."""

@@ -14,7 +14,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.covariance import CovarianceState
-from tfp_sgmcmc.diagnostics.run_report import result_checks
+from tfp_sgmcmc.diagnostics.run_report import chain_checks
 
 tfd = tfp.distributions
 
@@ -274,9 +274,9 @@ def test_draws_away_from_the_mode_by_a_step_near_the_limit(
 def test_a_curvature_that_grows_along_the_run_is_noted() -> None:
     x = np.linspace(1.0, 3.0, 50)[:, np.newaxis] + np.zeros([50, 4])  # -w^4: curvature 12 w^2
     kernel = Kernel(lambda w: -(w**4))
-    problems, notes = result_checks.step_faults(kernel, x, Results(0.02), False, False)
+    problems, notes = chain_checks.step_faults(kernel, x, Results(0.02), False, False)
     assert problems == [] and "The curvature grew along the run, from 12 " in notes[0]
-    problems, _ = result_checks.step_faults(kernel, x, Results(0.04), False, False)
+    problems, _ = chain_checks.step_faults(kernel, x, Results(0.04), False, False)
     assert "The step is too large: step_size is 0.04, and the largest stable one" in problems[0]
     assert "The curvature grew" in problems[1]
 

@@ -12,7 +12,7 @@ import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tests.keras.adaptation.small_auto import N, X, Y, auto, quietly, regression
 from tests.keras.small_models import assert_equal, unit_normal
-from tfp_sgmcmc.keras.adaptation import automatic_fit, network_pilot, temperature_monitor
+from tfp_sgmcmc.keras.adaptation import automatic_fit, network_pilot
 from tfp_sgmcmc.keras.adaptation.linear_predictions import KernelSettings, law
 
 
@@ -101,7 +101,7 @@ class TestChain:
 
     @pytest.mark.thorough
     def test_logs_show_the_measured_temperature(self, capsys, monkeypatch):
-        monkeypatch.setattr(temperature_monitor, "ENOUGH", 0.0)  # else 40 steps are too few to tell
+        monkeypatch.setattr(automatic_fit, "ENOUGH", 0.0)  # else 40 steps are too few to tell
         callback = auto()
         history = quietly(regression(), callback, batch_size=24, epochs=6, verbose=2)
         measured = history["measured_temperature_worst"]  # not before there is one

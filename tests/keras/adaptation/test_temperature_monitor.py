@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.signal
 
-from tfp_sgmcmc.keras.adaptation.temperature_monitor import standard_error
+from tfp_sgmcmc.keras.adaptation.automatic_fit import standard_error
 
 REPEATS, LOOKS = 400, 500
 

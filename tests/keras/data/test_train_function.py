@@ -14,7 +14,7 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tfp_sgmcmc.keras.data import train_function
-from tfp_sgmcmc.keras.distributed import messages
+from tfp_sgmcmc.keras.model import messages
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[40, 3]).astype(np.float32)

@@ -11,9 +11,9 @@ from tests.keras import small_models
 from tests.keras.small_models import sgld
 from tfp_sgmcmc.internal.replicas import check_cluster
 from tfp_sgmcmc.keras import IndependentBatches, WorkerBatches
-from tfp_sgmcmc.keras.distributed import messages, replica_context
+from tfp_sgmcmc.keras.model import messages, replica_context
 from tfp_sgmcmc.keras.records.fit_fingerprint import FitProblem
-from tfp_sgmcmc.keras.workers.worker_group import WorkerGroup
+from tfp_sgmcmc.keras.worker_group import WorkerGroup
 
 X = np.arange(30.0, dtype=np.float32).reshape([15, 2])
 Y = np.arange(15) % 4

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.targets.streaming import stream_parts
+from tfp_sgmcmc.targets.streaming import passes
 
 N, PARTS = 3_000, 3
 RNG = np.random.default_rng(0)
@@ -40,7 +40,7 @@ class Inline(concurrent.futures.Executor):
         try:
             if self.num_calls == 2:
                 fn(*args)
-                stream_parts._kept.cache_clear()
+                passes._kept.cache_clear()
             future.set_result(fn(*args))
         except Exception as error:
             future.set_exception(error)

@@ -171,7 +171,11 @@ def _whole(
 
 
 def _entries(
-    found: Deviations, entries: Entries, problems: list[str], notes: list[str], is_general: bool
+    found: Deviations,
+    entries: Entries,
+    problems: list[str],
+    notes: list[str],
+    is_general: bool,
 ) -> set[int]:
     """Reports the worst entry of each variable; returns the levels that were reported."""
     widths, shifts = _width_level(found), _shift_level(found)

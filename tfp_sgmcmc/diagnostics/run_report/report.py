@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tree
 
 from tfp_sgmcmc.diagnostics.draw_plots import plot_deviations
+from tfp_sgmcmc.diagnostics.run_report import chain_checks
 from tfp_sgmcmc.diagnostics.run_report.bias import (
     Bias,
     Entries,
@@ -19,10 +19,9 @@ from tfp_sgmcmc.diagnostics.run_report.bias import (
     draws_and_gradients,
     find_bias,
 )
-from tfp_sgmcmc.diagnostics.run_report.chain_checks import Row, chain_problems, worst_entries
-from tfp_sgmcmc.diagnostics.run_report.result_checks import results_faults, step_faults
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.internal.figures import import_figure
+from tfp_sgmcmc.internal.extras import import_figure
+from tfp_sgmcmc.internal.nest import dotted_names
 from tfp_sgmcmc.internal.tables import Table, as_html, histogram_picture, number
 from tfp_sgmcmc.targets.base import as_target
 
@@ -47,7 +46,7 @@ class Report:
     """
 
     problems: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[chain_checks.Row, ...]
     temperature: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
     tested: TestedEntries | None = None
@@ -223,7 +222,7 @@ def report(
         states = _inverse(target.unconstrain, states)
     last, trace = (getattr(result, n, None) for n in ("final_kernel_results", "trace"))
     sampled = getattr(kernel, "target_log_prob_fn", target)
-    problems = results_faults(last, trace, sampled)
+    problems = chain_checks.results_faults(last, trace, sampled)
     broken = [n for n, x in variables.items() if not np.isfinite(x).all()]
     if broken:
         problems.insert(0, f"There are NaN or infinite entries in {', '.join(broken)}.")
@@ -232,8 +231,8 @@ def report(
     for name, x in variables.items():
         entries = x.reshape(*x.shape[:2], -1)
         looked_at = entries[..., _spread(entries.shape[-1], _MOST_ENTRIES)].astype(np.float64)
-        rows.append(worst_entries(name, entries.shape[-1], looked_at))
-        of_chains += chain_problems(rows[-1], looked_at)
+        rows.append(chain_checks.worst_entries(name, entries.shape[-1], looked_at))
+        of_chains += chain_checks.chain_problems(rows[-1], looked_at)
     problems += _shortened(of_chains)
     bias = Bias([], [], (np.nan, np.nan))
     if target is not None:
@@ -251,7 +250,7 @@ def report(
     steps = ([], [])
     if kernel is not None and moved is not None:
         is_off = bias.is_hot or bool(bias.problems)
-        steps = step_faults(kernel, moved, last, bias.is_hot, is_off)
+        steps = chain_checks.step_faults(kernel, moved, last, bias.is_hot, is_off)
     found = None if target is None else bias.temperature
     notes = (*bias.notes, *steps[1])
     return Report((*steps[0], *problems), tuple(rows), found, notes, bias.tested)
@@ -264,7 +263,7 @@ def _bias(
     size = sum(int(np.prod(np.shape(x)[1:])) for x in tf.nest.flatten(states))
     num_gradients = min(num_gradients, max(20, int(_MOST_NUMBERS / max(size, 1))))
     x, g = draws_and_gradients(states, target, num_gradients, seed)
-    names, most = _names(states), max(1, _MOST_TESTED // len(x))
+    names, most = dotted_names(states, "state"), max(1, _MOST_TESTED // len(x))
     labels, indices, sizes = list[str](), list[tuple[int, ...]](), dict[str, int]()
     columns = list[tuple[np.ndarray, np.ndarray]]()
     for name, of_x, of_g in zip(names, x, g, strict=True):
@@ -303,16 +302,6 @@ def _posterior_of(result: Any) -> Any:
     """Returns the posterior of a `SamplerCallback`, and any other result unchanged."""
     posterior = getattr(result, "posterior", None)
     return posterior if hasattr(posterior, "named_draws") else result
-
-
-def _names(states: Any) -> list[str]:
-    """Returns the names that `named_draws` gives the parts."""
-    names = []
-    for path, _ in tree.flatten_with_path(states):
-        keys = [str(key).replace("/", ".") for key in path]
-        is_named = path and isinstance(path[0], str)
-        names.append(".".join(keys if is_named else ["state", *keys]))
-    return names
 
 
 def _variables(result: Any) -> dict[str, np.ndarray]:

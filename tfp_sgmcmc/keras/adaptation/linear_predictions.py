@@ -9,14 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_sgmcmc.keras.checks.local_geometry import LocalGeometry
-from tfp_sgmcmc.kernels.linear_theory import (
-    LinearLaw,
-    nogin_law,
-    overdamped_law,
-    overdamped_limit,
-    splitting_law,
-    splitting_limit,
-)
+from tfp_sgmcmc.kernels import linear_theory
+from tfp_sgmcmc.targets.minibatch import noise_scale
 
 _GAIN = 3  # a kernel must need this many times fewer steps than a simpler one
 _PRICE = 2.2  # factor of steps, or of bias, that a larger friction may cost
@@ -46,7 +40,9 @@ class KernelSettings(NamedTuple):
     covariance: str | None = None
 
 
-def law(settings: KernelSettings, curvature: Any, noise: Any, known: Any = 0.0) -> LinearLaw:
+def law(
+    settings: KernelSettings, curvature: Any, noise: Any, known: Any = 0.0
+) -> linear_theory.LinearLaw:
     """Returns the linear law of a kernel along directions.
 
     Args:
@@ -57,10 +53,10 @@ def law(settings: KernelSettings, curvature: Any, noise: Any, known: Any = 0.0) 
     """
     h, friction = settings.step_size, settings.friction
     if settings.kernel == "SGLD":
-        return overdamped_law(h, curvature, noise)
+        return linear_theory.overdamped_law(h, curvature, noise)
     if settings.kernel == "UnderdampedLangevin":
-        return splitting_law(h, friction, curvature, noise)
-    return nogin_law(h, friction, curvature, noise, known)
+        return linear_theory.splitting_law(h, friction, curvature, noise)
+    return linear_theory.nogin_law(h, friction, curvature, noise, known)
 
 
 class LinearPredictions(NamedTuple):
@@ -153,7 +149,7 @@ class LinearPredictions(NamedTuple):
                 least, best = min(biases), _last_within(biases, candidates)
         return best
 
-    def _along_all(self, settings: KernelSettings) -> LinearLaw:
+    def _along_all(self, settings: KernelSettings) -> linear_theory.LinearLaw:
         """Returns the law along `directions`, then along flat ones."""
         curvature, noise, known = self.directions(settings.covariance)
         noise, known = (np.append(x, x[-1]) for x in (noise, known))
@@ -169,7 +165,9 @@ class LinearPredictions(NamedTuple):
         """Returns the largest step that is stable at `margin` times the curvature."""
         curvature = margin * self.found.largest_curvature
         return float(
-            overdamped_limit(curvature) if kernel == "SGLD" else splitting_limit(curvature)
+            linear_theory.overdamped_limit(curvature)
+            if kernel == "SGLD"
+            else linear_theory.splitting_limit(curvature)
         )
 
     def _frictions(self, kernel: str) -> Iterator[float | None]:
@@ -200,10 +198,5 @@ def _last_within(costs: list[float], candidates: list[KernelSettings]) -> Kernel
 def predictions_for(found: LocalGeometry, num_examples: int, batch_size: int) -> LinearPredictions:
     """Returns the predictions near a state for batches of n examples."""
     least = found.prior_curvature or _UNKNOWN * found.largest_curvature
-    return LinearPredictions(found, noise_scale(num_examples, batch_size), least)
-
-
-def noise_scale(num_examples: int, batch_size: int) -> float:
-    """Returns c, where c V is the covariance of the gradient estimated from a batch."""
-    size = min(batch_size, num_examples)
-    return num_examples * (num_examples - size) / size
+    scale = noise_scale(num_examples, min(batch_size, num_examples), replacement=False)
+    return LinearPredictions(found, scale, least)

@@ -25,6 +25,7 @@ from tfp_sgmcmc.keras.checks.local_geometry import (
     measure_geometry,
 )
 from tfp_sgmcmc.keras.data.training_data import Source
+from tfp_sgmcmc.keras.model.example_scores import draws_numbers
 from tfp_sgmcmc.keras.model.layer_calls import layers_with_scores
 from tfp_sgmcmc.keras.records import fit_fingerprint
 from tfp_sgmcmc.kernels import SGLD
@@ -74,7 +75,10 @@ class NetworkPilot:
     """
 
     def __init__(
-        self, bound: float | None, num_burnin_epochs: int, choices: NetworkSettings | None
+        self,
+        bound: float | None,
+        num_burnin_epochs: int,
+        choices: NetworkSettings | None,
     ):
         self.bound, self.choices = bound, choices
         self.starts: list[np.ndarray] | None = None
@@ -244,8 +248,7 @@ def _covariances(chain: Chain, source: Source) -> tuple[str, ...]:
         return ()
     layers = layers_with_scores(chain.model, source.batch(2)[0])
     tapped = {id(v) for layer in layers for v in layer.trainable_variables}
-    draws = any("seed_generator_state" in v.path for v in chain.model.non_trainable_variables)
-    if draws or any(id(v) not in tapped for v in chain.state.variables):
+    if draws_numbers(chain.model) or any(id(v) not in tapped for v in chain.state.variables):
         return ()
     return ("full",) if chain.num_variables <= _MOST_FULL else ("diag",)
 

@@ -9,12 +9,13 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.keras.adaptation.linear_predictions import noise_scale, predictions_for
+from tfp_sgmcmc.keras.adaptation.linear_predictions import predictions_for
 from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.checks.local_geometry import LocalGeometry
 from tfp_sgmcmc.keras.records.recorder import Recorder
 from tfp_sgmcmc.keras.records.sample_log import StoredSampleLog
 from tfp_sgmcmc.kernels import NOGIN, SGLD, UnderdampedLangevin
+from tfp_sgmcmc.targets.minibatch import noise_scale
 
 DEFAULT_BOUND = 0.1
 ENOUGH = 10  # relaxation times after which a variance can be measured
@@ -210,7 +211,7 @@ def choose(found: LocalGeometry, constraints: AdaptationConstraints) -> NetworkS
         best = near.least_biased(_kernels(constraints), within, num_steps)
     better, better_steps = None, None
     for size in _larger_batches(constraints) if is_slow else ():
-        larger = near._replace(scale=noise_scale(constraints.num_examples, size))
+        larger = near._replace(scale=noise_scale(constraints.num_examples, size, False))
         better, better_steps = size, larger.slowest(larger.fastest(_kernels(constraints), bound))
         if num_steps is not None and better_steps <= num_steps:
             break

@@ -259,8 +259,7 @@ class SWAG(keras.callbacks.Callback):
 
 
 def _statistics(model: keras.Model) -> list[keras.Variable]:
-    found = model.non_trainable_variables
-    return [v for v in found if v.dtype.startswith(("float", "bfloat"))]
+    return [v for v in model.non_trainable_variables if internals.is_floating(v)]
 
 
 class WeightMoments:

@@ -28,8 +28,7 @@ from tfp_sgmcmc.keras.chain.initial_states import (
 from tfp_sgmcmc.keras.chain.noise_monitor import NoiseMonitor
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection, RingBuffer
 from tfp_sgmcmc.keras.data.resident_data import ResidentData
-from tfp_sgmcmc.keras.distributed import replica_context
-from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model import internals, replica_context
 from tfp_sgmcmc.keras.model.example_scores import ExampleScores, known_rows
 from tfp_sgmcmc.keras.model.log_prob import BatchEvaluation, LearningRate, ModelLogProb
 from tfp_sgmcmc.keras.model.priors import LogPrior
@@ -204,7 +203,7 @@ class Chain:
         first_kept = status.first_kept
         if self._monitor is not None:
             first_kept = self._monitor.update(target, kernel, before, results, seed, first_kept)
-        kept = [(v, new) for v, new in moved if _is_kept(v)]
+        kept = [(v, new) for v, new in moved if internals.is_floating(v)]
         epsilon = _largest(getattr(results, "step_size", math.nan))
         num_kept = self.rings.write(status.num_steps, epsilon, kept, first_kept, status.num_kept)
         bad = tf.where(is_finite, tf.constant(-1, tf.int64), status.num_steps)
@@ -381,14 +380,10 @@ def recorded_variables(
       others: the non-trainable variables that a step changes; None determines them.
     """
     if others is None:
-        may_change = any(map(_is_kept, model.non_trainable_variables))
+        may_change = any(map(internals.is_floating, model.non_trainable_variables))
         others = internals.changed_by_call(model, x) if may_change else []
-    return [v for v in [*model.trainable_variables, *others] if _is_kept(v)]
+    return [v for v in [*model.trainable_variables, *others] if internals.is_floating(v)]
 
 
 def _largest(numbers: Any) -> tf.Tensor:
     return tf.reduce_max(tf.stack([tf.reduce_max(x) for x in tf.nest.flatten(numbers)]))
-
-
-def _is_kept(variable: keras.Variable) -> bool:
-    return variable.dtype.startswith(("float", "bfloat"))

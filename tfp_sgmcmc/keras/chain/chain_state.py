@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.keras.distributed import replica_context
+from tfp_sgmcmc.keras.model import replica_context
 from tfp_sgmcmc.storage.checkpoint import Checkpoint
 
 _SMALL = 4096  # entries: copying a smaller tensor costs less than one more variable

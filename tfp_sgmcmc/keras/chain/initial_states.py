@@ -216,7 +216,7 @@ def member_values(model: keras.Model, starts: Any, num_chains: int) -> dict[int,
 
 
 def _floating(model: keras.Model) -> list[keras.Variable]:
-    return [v for v in model.weights if v.dtype.startswith(("float", "bfloat"))]
+    return [v for v in model.weights if internals.is_floating(v)]
 
 
 def _values(model: keras.Model, member: Any, called: str) -> _Values:

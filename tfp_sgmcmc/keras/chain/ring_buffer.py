@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.diagnostics.mixing_distance import travel
+from tfp_sgmcmc.diagnostics.weighted import travel
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.checks import accepts, positive
 from tfp_sgmcmc.keras.chain.chain_state import Packing

@@ -21,8 +21,7 @@ from tfp_sgmcmc.keras.checks.progress_lines import CheckResults
 from tfp_sgmcmc.keras.data.independent_batches import IndependentBatches
 from tfp_sgmcmc.keras.data.resident_data import ResidentData
 from tfp_sgmcmc.keras.data.training_data import Source
-from tfp_sgmcmc.keras.distributed import messages, replica_context
-from tfp_sgmcmc.keras.model import compiled_loss, internals
+from tfp_sgmcmc.keras.model import compiled_loss, internals, messages, replica_context
 from tfp_sgmcmc.keras.records import fit_fingerprint
 from tfp_sgmcmc.keras.records.fit_plan import FitPlan, make_plan, num_due
 

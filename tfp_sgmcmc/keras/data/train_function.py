@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfp_sgmcmc.keras.data.worker_batches import BatchIterator
-from tfp_sgmcmc.keras.distributed import messages
+from tfp_sgmcmc.keras.model import messages
 
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
@@ -147,9 +147,9 @@ def check_callbacks(
         )
 
 
-def guard(owner: Any, name: str, restore: Callable[[], None]) -> None:
-    """Makes `owner`'s method `name` call `restore` when it raises."""
-    method = getattr(owner, name)
+def guard(callbacks: keras.callbacks.CallbackList, restore: Callable[[], None]) -> None:
+    """Makes the callbacks call `restore` when one of them raises before a batch."""
+    method = callbacks.on_train_batch_begin
 
     @functools.wraps(method)
     def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -159,4 +159,4 @@ def guard(owner: Any, name: str, restore: Callable[[], None]) -> None:
             restore()
             raise
 
-    setattr(owner, name, guarded)
+    callbacks.on_train_batch_begin = guarded

@@ -140,8 +140,7 @@ def source_of(x: Any, y: Any, batch_size: int, steps_per_epoch: int | None) -> S
       ValueError: a number is out of range.
     """
     checks.integer("batch_size", batch_size, 1)
-    if steps_per_epoch is not None:
-        checks.integer("steps_per_epoch", steps_per_epoch, 1)
+    checks.optional(checks.integer, "steps_per_epoch", steps_per_epoch, 1)
     if isinstance(x, WorkerBatches):
         return _of_adapter(x)
     if isinstance(x, keras.utils.PyDataset):

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
 from tfp_sgmcmc.internal import memory, xla
-from tfp_sgmcmc.keras.distributed import replica_context
-from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model import internals, replica_context
 from tfp_sgmcmc.keras.model.layer_calls import layers_with_scores, recorded_calls
 from tfp_sgmcmc.keras.model.layer_factors import as_scores, factors
 from tfp_sgmcmc.keras.model.mapper import Mapper
@@ -83,7 +82,7 @@ class ExampleScores:
         scored = {id(v) for layer in self._layers for v in layer.trainable_variables}
         variables = self._model.trainable_variables
         others = [i for i, v in enumerate(variables) if id(v) not in scored]
-        if others and _draws_numbers(self._model):
+        if others and draws_numbers(self._model):
             self._layers, others = [], list(range(len(variables)))
         self._mapped_variables, self._prepared = others, True
         rows = self._grouping(known_rows(x) or 1)[0] * (num_chains or 1)
@@ -216,7 +215,7 @@ def _is_column(y: tf.Tensor) -> bool:
     )
 
 
-def _draws_numbers(model: keras.Model) -> bool:
+def draws_numbers(model: keras.Model) -> bool:
     """Returns whether a forward pass advances a seed, as dropout does."""
     return any(v.path.endswith("seed_generator_state") for v in model.non_trainable_variables)
 

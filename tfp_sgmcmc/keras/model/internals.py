@@ -28,7 +28,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.keras.distributed import replica_context
+from tfp_sgmcmc.keras.model import replica_context
 
 DataAdapter = keras.src.trainers.data_adapters.data_adapter.DataAdapter
 CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
@@ -203,6 +203,11 @@ def forward(
 
     updates, metrics = assigned(model.non_trainable_variables), assigned(model.metrics_variables)
     return Forward(outputs, losses, updates, metrics, marks(outputs))
+
+
+def is_floating(variable: keras.Variable) -> bool:
+    """Returns whether a variable holds real numbers, which a posterior can have samples of."""
+    return variable.dtype.startswith(("float", "bfloat"))
 
 
 def map_arrays(fn: Callable[[Any], Any], nest: Any) -> Any:

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import accepts, function, integer
 from tfp_sgmcmc.internal.nest import State
-from tfp_sgmcmc.keras.distributed import replica_context
-from tfp_sgmcmc.keras.model import compiled_loss, internals
+from tfp_sgmcmc.keras.model import compiled_loss, internals, replica_context
 from tfp_sgmcmc.keras.model.example_scores import (
     ExampleScores,
     count_rows,

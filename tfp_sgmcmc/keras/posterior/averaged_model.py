@@ -1,7 +1,8 @@
-"""A Keras model of a whole posterior: the average over samples as a layer."""
+"""A Keras model of a whole posterior: the average over samples as a layer, also in 8 bits."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import keras
@@ -10,9 +11,12 @@ import tensorflow as tf
 
 from tfp_sgmcmc.keras.model import compiled_loss, internals, observation_models
 from tfp_sgmcmc.keras.model.mapper import Mapper
-from tfp_sgmcmc.keras.posterior import model_copy, quantized
+from tfp_sgmcmc.keras.posterior import model_copy
 from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
 from tfp_sgmcmc.keras.posterior.sample_loops import Terms, averaged, averaged_at_once, wide
+
+MODE = "int8"
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def averaged_model(
@@ -126,11 +130,11 @@ class PosteriorAverage(keras.layers.Layer):
     def quantized_build(self, input_shape: Any, mode: str, config: Any = None) -> None:
         """Adds the variables of the kernels in 8 bits and of their scales."""
         del input_shape, config
-        quantized.check_mode(mode)
+        check_mode(mode)
         for i, axes in self._narrow().items():
-            scale = quantized.scale_shape(self._shape(i), axes)
-            self._add(f"value_{i}", self._shape(i), quantized.MODE)
-            self._add(f"scale_{i}", scale, quantized.scale_dtype(self._dtypes()[i]))
+            scale = scale_shape(self._shape(i), axes)
+            self._add(f"value_{i}", self._shape(i), MODE)
+            self._add(f"scale_{i}", scale, scale_dtype(self._dtypes()[i]))
         self._is_quantized = True  # as Keras' layers do
 
     def quantize(self, mode: Any = None, type_check: bool = True, config: Any = None) -> None:
@@ -140,10 +144,10 @@ class PosteriorAverage(keras.layers.Layer):
           ValueError: the mode is not "int8".
         """
         del type_check
-        quantized.check_mode(mode)
+        check_mode(mode)
         found = {}
         for i, axes in self._narrow().items():
-            found[i] = quantized.quantize(self._value(i), axes, config)
+            found[i] = quantize(self._value(i), axes, config)
             delattr(self, f"value_{i}")
         self.quantized_build(None, mode, config)
         for i, (integers, scale) in found.items():
@@ -169,7 +173,7 @@ class PosteriorAverage(keras.layers.Layer):
     def _narrow(self) -> dict[int, tuple[int, ...]]:
         """Returns the variables that 8 bits can hold, each with the axes that share a scale."""
         found = {
-            i: quantized.axes_of_scale(self._shape(i), dtype, self._sampled[i] is not None)
+            i: axes_of_scale(self._shape(i), dtype, self._sampled[i] is not None)
             for i, dtype in enumerate(self._dtypes())
         }
         return {i: axes for i, axes in found.items() if axes is not None}
@@ -195,7 +199,7 @@ class PosteriorAverage(keras.layers.Layer):
 
             scale = getattr(self, f"scale_{i}", None)
             value = taken(self._value(i))
-            values.append(value if scale is None else quantized.dequantize(value, taken(scale)))
+            values.append(value if scale is None else dequantize(value, taken(scale)))
         return values
 
     def set_samples(self, values: list[Any], shares: np.ndarray) -> None:
@@ -285,3 +289,68 @@ class PosteriorAverage(keras.layers.Layer):
 
 def _sqrt(nest: Any) -> Any:
     return tf.nest.map_structure(tf.sqrt, nest)
+
+
+def axes_of_scale(shape: tuple[int, ...], dtype: str, is_stacked: bool) -> tuple[int, ...] | None:
+    """Returns the axes whose entries share a scale; None if a variable is stored as it is.
+
+    Kernels have a scale for each sample and output channel, which is the last axis, and with one
+    output channel (as in a depthwise convolution) the axis before it. Vectors, such as biases, and
+    kernels whose scales would serve single entries are stored as they are.
+
+    >>> axes_of_scale((64, 50), "float32", is_stacked=False), axes_of_scale((50,), "float32", False)
+    ((0,), None)
+    >>> axes_of_scale((30, 3, 3, 8, 1), "float32", is_stacked=True)  # of 30 samples
+    (1, 2)
+
+    Args:
+      shape: the shape of the variable, with the axis of the samples if it has one.
+      dtype: its dtype.
+      is_stacked: whether the first axis is the axis of samples.
+    """
+    first = int(is_stacked)
+    rank = len(shape) - first
+    last = len(shape) - (2 if rank > 2 and shape[-1] == 1 else 1)
+    axes = tuple(range(first, last))
+    is_worth_it = rank > 1 and math.prod(shape[a] for a in axes) > 1
+    return axes if is_worth_it and dtype in _FLOATS else None
+
+
+def scale_shape(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the shape of the scales of a variable."""
+    return tuple(1 if axis in axes else size for axis, size in enumerate(shape))
+
+
+def scale_dtype(dtype: str) -> str:
+    """Returns the dtype of the scales, which half precision could not hold."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def quantize(variable: keras.Variable, axes: tuple[int, ...], config: Any) -> tuple[Any, Any]:
+    r"""Returns integers q and scales s, such that \( w \approx q / s \).
+
+    Keras' `AbsMaxQuantizer`, which is the default, takes s = 127 / max |w| over the axes, so that
+    the error is at most max |w| / 254 (with Keras' epsilon of 1e-7 added to the maximum).
+
+    Args:
+      variable: w.
+      axes: the axes whose entries share a scale.
+      config: a `keras.quantizers.Int8QuantizationConfig`, whose `weight_quantizer` is used.
+    """
+    quantizer = getattr(config, "weight_quantizer", None) or keras.quantizers.AbsMaxQuantizer()
+    values = keras.ops.cast(variable, scale_dtype(variable.dtype))
+    return quantizer(values, axis=axes, to_numpy=True)
+
+
+def dequantize(quantized: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+    """Returns the weights that integers and scales represent."""
+    return tf.cast(quantized, scale.dtype) / scale
+
+
+def check_mode(mode: Any) -> None:
+    """Raises ValueError unless the mode is "int8"."""
+    if mode != MODE:
+        raise ValueError(
+            f'mode must be "{MODE}" for the samples of a posterior, which are then stored with a '
+            f"scale for each sample and output channel. Received: {mode!r}."
+        )

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.checks import integer, nonnegative_weights
+from tfp_sgmcmc.internal.checks import integer, nonnegative_weights, optional
 from tfp_sgmcmc.sampling.progress import ProgressLines, progress
 
 _BLOCK_ENTRIES = 2**24  # entries of the batches that go through all samples side by side
@@ -52,8 +52,7 @@ class Batches:
     ):
         self._model, self._has_labels = model, has_labels
         self._steps = None if steps is None else integer("steps", steps, 1)
-        if batch_size is not None:
-            integer("batch_size", batch_size, 1)
+        optional(integer, "batch_size", batch_size, 1)
         self._verbose = _verbosity(verbose)
         self._kind = _kind_of_data(x)
         if self._kind is None:

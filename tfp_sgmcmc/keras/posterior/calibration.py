@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_sgmcmc.internal.checks import array, as_array, integer, positive, require
+from tfp_sgmcmc.internal.checks import array, as_array, integer, optional, positive, require
 
 _MOST_AXES = 32  # of an array
 _MOST_LOG = 7.0  # of the temperature, in absolute value
@@ -107,8 +107,7 @@ class TemperatureScaling:
 
     def __post_init__(self) -> None:
         positive("temperature", self.temperature)
-        if self.axis is not None:
-            integer("axis", self.axis, -_MOST_AXES, _MOST_AXES)
+        optional(integer, "axis", self.axis, -_MOST_AXES, _MOST_AXES)
         values = array("log_densities", self.log_densities, finite=False)
         require("log_densities", self.log_densities, values.shape == (2,), "two numbers")
 

@@ -10,16 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import nonnegative_weights, require
-from tfp_sgmcmc.internal.tables import Table, as_html, as_text
+from tfp_sgmcmc.internal.tables import Table, shown_by
 from tfp_sgmcmc.keras.model import compiled_loss, internals, observation_models
-from tfp_sgmcmc.keras.posterior.batches import (
-    Batch,
-    Batches,
-    Tick,
-    check_finite,
-    no_tick,
-    row_weight,
-)
+from tfp_sgmcmc.keras.posterior import batches
 from tfp_sgmcmc.keras.posterior.calibration import (
     TemperatureScaling,
     expected_calibration_error,
@@ -65,11 +58,7 @@ class Evaluation(NamedTuple):
     crps: Any = None
     coverage: Any = None
 
-    def __repr__(self) -> str:
-        return as_text(self._table())
-
-    def _repr_html_(self) -> str:
-        return as_html(self._table())
+    __repr__, _repr_html_ = shown_by(lambda self: self._table())
 
     def _table(self) -> Table:
         """Returns the scores that the outputs have."""
@@ -120,7 +109,7 @@ class Evaluator:
         self._outputs = MapSamples(model, self._output)
         self._log_likelihoods = MapSamples(model, lambda *given: self._evaluated(*given)[1])
 
-    def __call__(self, samples: SampleArrays, data: Batches) -> Evaluation:
+    def __call__(self, samples: SampleArrays, data: batches.Batches) -> Evaluation:
         """Returns the scores for `data`, as `Posterior.evaluate` does."""
         weights, densities, mean = [], [], None
         decisions: dict[int, list[Any]] = {}
@@ -135,7 +124,7 @@ class Evaluator:
                 _append(decisions, place, confidence, hit, counts * batch.counts(place, hit))
             observed = observation_models.of_numbers(self._model, mean)
             if observed:
-                stacked = keras.tree.flatten(self._outputs(samples, [batch.x], no_tick))
+                stacked = keras.tree.flatten(self._outputs(samples, [batch.x], batches.no_tick))
             for place, observation in observed.items():
                 values = samples.flat(stacked[place])
                 mixture = Mixture(observation, values, samples.shares(), len(weights))
@@ -161,7 +150,7 @@ class Evaluator:
             *(compiled_loss.at_places(mean, values) for values in scores),
         )
 
-    def calibrate(self, samples: SampleArrays, data: Batches) -> TemperatureScaling:
+    def calibrate(self, samples: SampleArrays, data: batches.Batches) -> TemperatureScaling:
         """Fits a temperature to the labels of `data`, as `Posterior.calibrate` does."""
         parts, axis = [], None
         for batch in self._batches(samples, data):
@@ -181,35 +170,35 @@ class Evaluator:
         nonnegative_weights("sample_weight", counts)
         return fitted(p, label, counts, axis)
 
-    def log_likelihood(self, samples: SampleArrays, data: Batches) -> np.ndarray:
+    def log_likelihood(self, samples: SampleArrays, data: batches.Batches) -> np.ndarray:
         """Returns the log likelihood by each sample, as `Posterior.log_likelihood` does."""
         parts, rows = [], 0
         for block, tick in self._blocks(data):
             values = self._log_likelihoods(samples, [(x, y) for x, y, _ in block], tick)
-            check_finite(values, block, rows)
+            batches.check_finite(values, block, rows)
             parts.append(values)
             rows += values.shape[-1]
         return np.concatenate(parts, axis=-1)
 
-    def _batches(self, samples: SampleArrays, data: Batches) -> Iterator[Evaluated]:
+    def _batches(self, samples: SampleArrays, data: batches.Batches) -> Iterator[Evaluated]:
         """Yields the averages over samples for each batch."""
         rows = 0
         for block, tick in self._blocks(data):
             pairs = [(x, y) for x, y, _ in block]
             found = self._averages(samples, pairs, lambda done, tick=tick: tick(done / 2))
-            check_finite([part.maximum + part.scaled for part in found], block, rows)
+            batches.check_finite([part.maximum + part.scaled for part in found], block, rows)
             for number, ((x, y, weight), part) in enumerate(zip(block, found, strict=True), 1):
                 _, _, (mean, masks), maximum, scaled = tf.nest.map_structure(np.asarray, [*part])
                 compiled_loss.check_probabilities(self._model, mean)
                 with np.errstate(divide="ignore"):  # an impossible example
                     log_density = maximum + np.log(scaled)
-                weight = row_weight(weight, len(log_density))
+                weight = batches.row_weight(weight, len(log_density))
                 labels = compiled_loss.labels(self._model, y, mean)
                 yield Evaluated(x, labels, weight, log_density, mean, masks)
                 tick((1 + number / len(block)) / 2)
                 rows += len(log_density)
 
-    def _blocks(self, data: Batches) -> Iterator[tuple[list[Batch], Tick]]:
+    def _blocks(self, data: batches.Batches) -> Iterator[tuple[list[batches.Batch], batches.Tick]]:
         """Yields the blocks, and resolves the losses of a model that saw no labels yet."""
         is_binary = None
         for block, tick in data.blocks():

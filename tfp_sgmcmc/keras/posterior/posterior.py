@@ -12,10 +12,9 @@ import numpy as np
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.internal.arviz_import import as_dataset, import_arviz, inference_data
-from tfp_sgmcmc.internal.checks import integer, one_of
-from tfp_sgmcmc.internal.figures import import_figure
-from tfp_sgmcmc.internal.tables import Table, as_html, as_text
+from tfp_sgmcmc.internal.checks import integer, one_of, optional
+from tfp_sgmcmc.internal.extras import as_dataset, import_arviz, import_figure, inference_data
+from tfp_sgmcmc.internal.tables import Table, shown_by
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.posterior import sample_arrays
 from tfp_sgmcmc.keras.posterior.averaged_model import averaged_model
@@ -243,8 +242,7 @@ class Posterior:
         Raises:
           ValueError: the loss of an output does not determine the distribution of its observations.
         """
-        if num_draws is not None:
-            integer("num_draws", num_draws, 1)
+        optional(integer, "num_draws", num_draws, 1)
         seed = random.as_seed(random.fresh_seed() if seed is None else seed)
         predictor = self._function(Predictor, "auto")
         data = Batches(self.model, x, batch_size=batch_size, steps=steps, verbose=verbose)
@@ -564,11 +562,7 @@ class Posterior:
         """
         return plot_predictions(self, x, y, batch_size)
 
-    def __repr__(self) -> str:
-        return as_text(self._table())
-
-    def _repr_html_(self) -> str:
-        return as_html(self._table())
+    __repr__, _repr_html_ = shown_by(lambda self: self._table())
 
     def _table(self) -> Table:
         """Returns a row for each variable; summary() has single weights."""

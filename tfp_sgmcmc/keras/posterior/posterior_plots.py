@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfp_sgmcmc.internal.figures import import_figure
+from tfp_sgmcmc.internal.extras import import_figure
 from tfp_sgmcmc.keras.model import compiled_loss
 from tfp_sgmcmc.keras.posterior.evaluate import decided
 

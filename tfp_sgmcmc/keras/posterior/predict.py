@@ -11,19 +11,12 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import accepts, array, require
-from tfp_sgmcmc.internal.tables import Table, as_html, as_text, first_rows
+from tfp_sgmcmc.internal.tables import Table, first_rows, shown_by
 from tfp_sgmcmc.keras.model import compiled_loss, internals, observation_models
+from tfp_sgmcmc.keras.posterior import sample_loops
 from tfp_sgmcmc.keras.posterior.batches import Batches, check_finite, no_tick, num_rows
 from tfp_sgmcmc.keras.posterior.mixtures import Mixture, systematic
 from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
-from tfp_sgmcmc.keras.posterior.sample_loops import (
-    Averages,
-    AverageSamples,
-    MapSamples,
-    Terms,
-    joined,
-    wide,
-)
 
 _SHOWN_ROWS, _SHOWN_COLUMNS = 10, 4
 _SHARE_OF_AVERAGES = 0.1  # of the time of a prediction with quantiles, for the progress bar
@@ -42,11 +35,7 @@ class Prediction(NamedTuple):
     mean: Any
     standard_deviation: Any
 
-    def __repr__(self) -> str:
-        return as_text(prediction_table(self))
-
-    def _repr_html_(self) -> str:
-        return as_html(prediction_table(self))
+    __repr__, _repr_html_ = shown_by(lambda self: prediction_table(self))
 
 
 class Predictive(NamedTuple):
@@ -108,11 +97,7 @@ class PosteriorPrediction(NamedTuple):
     mutual_information: Any
     predictive: Any = None
 
-    def __repr__(self) -> str:
-        return as_text(prediction_table(self))
-
-    def _repr_html_(self) -> str:
-        return as_html(prediction_table(self))
+    __repr__, _repr_html_ = shown_by(lambda self: prediction_table(self))
 
 
 def prediction_table(prediction: Prediction | PosteriorPrediction) -> Table:
@@ -174,14 +159,14 @@ class Predictor:
                 "loss. Compile it, or pass activation=None or a callable."
             )
         self._model, self._variables, self._activation = model, variables, activation
-        self._averages = AverageSamples(model, self._terms)
-        self._outputs = MapSamples(model, self._output)
+        self._averages = sample_loops.AverageSamples(model, self._terms)
+        self._outputs = sample_loops.MapSamples(model, self._output)
 
     def __call__(
         self, samples: SampleArrays, data: Batches, levels: tuple[float, ...] | None = None
     ) -> PosteriorPrediction:
         """Predicts for the inputs of `data`, with quantiles at the given levels."""
-        averages: list[Averages] = []
+        averages: list[sample_loops.Averages] = []
         quantiles, rows = [], 0
         share = 1.0 if levels is None else _SHARE_OF_AVERAGES
         for block, tick in data.blocks():
@@ -195,7 +180,7 @@ class Predictor:
             averages += found
             rows += sum(map(num_rows, inputs))
         (mean, means), (variance, spreads), (of_samples, noises), *_ = (
-            joined([*parts], axis=0) for parts in zip(*averages, strict=True)
+            sample_loops.joined([*parts], axis=0) for parts in zip(*averages, strict=True)
         )
         if self._activation == "auto":
             compiled_loss.check_probabilities(self._model, mean)
@@ -206,7 +191,7 @@ class Predictor:
             entropies[place] = entropy(flat[place], classes.axis).numpy()
             # Rounding may make it negative where all samples agree.
             information[place] = np.maximum(entropies[place] - of_sample, 0)
-        of_levels = joined(quantiles, axis=1) if quantiles else [None] * len(means)
+        of_levels = sample_loops.joined(quantiles, axis=1) if quantiles else [None] * len(means)
         numbers = zip(self._numbers(mean), means, spreads, noises, of_levels, strict=True)
         return PosteriorPrediction(
             mean,
@@ -220,7 +205,7 @@ class Predictor:
         self,
         samples: SampleArrays,
         x: Any,
-        averages: Averages,
+        averages: sample_loops.Averages,
         levels: tuple[float, ...],
         number: int,
     ) -> list[np.ndarray]:
@@ -244,7 +229,7 @@ class Predictor:
         parts = [
             self._outputs(samples, [x for x, *_ in block], tick) for block, tick in data.blocks()
         ]
-        return joined(parts, axis=1 if samples.num_chains is None else 2)
+        return sample_loops.joined(parts, axis=1 if samples.num_chains is None else 2)
 
     def draw(
         self, samples: SampleArrays, data: Batches, num_draws: int | None, seed: tf.Tensor
@@ -260,7 +245,7 @@ class Predictor:
                 taken = keras.tree.map_structure(lambda y: samples.flat(y)[chosen], outputs)
                 parts.append(self._draws_of(taken, random.fold_in(each, len(parts))))
                 tick(done / len(block))
-        return joined(parts, axis=1)
+        return sample_loops.joined(parts, axis=1)
 
     def _draws_of(self, outputs: Any, seed: tf.Tensor) -> Any:
         """Returns draws, given outputs `[num_draws, rows, ...]`."""
@@ -306,12 +291,14 @@ class Predictor:
             return {}
         return observation_models.of_numbers(self._model, outputs)
 
-    def _terms(self, values: list[tf.Tensor], batch: Any) -> Terms:
-        y = wide(self._output(values, batch))
+    def _terms(self, values: list[tf.Tensor], batch: Any) -> sample_loops.Terms:
+        y = sample_loops.wide(self._output(values, batch))
         flat = keras.tree.flatten(y)
         entropies = [entropy(flat[i], c.axis) for i, c in self._probabilities(y).items()]
         found = [_moments_of(observed(flat[i])) for i, observed in self._numbers(y).items()]
-        return Terms(wide((y, [m for m, _ in found])), (entropies, [v for _, v in found]))
+        return sample_loops.Terms(
+            sample_loops.wide((y, [m for m, _ in found])), (entropies, [v for _, v in found])
+        )
 
 
 def _moments_of(observed: Any) -> tuple[tf.Tensor, tf.Tensor]:

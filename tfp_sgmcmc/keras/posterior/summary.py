@@ -9,8 +9,9 @@ import keras
 import numpy as np
 
 from tfp_sgmcmc.diagnostics.convergence import effective_sample_size, rank_normalized_rhat
-from tfp_sgmcmc.internal.figures import import_figure
-from tfp_sgmcmc.internal.tables import Table, as_html, as_text, decimals_for, number
+from tfp_sgmcmc.diagnostics.draw_summary import entry_names
+from tfp_sgmcmc.internal.extras import import_figure
+from tfp_sgmcmc.internal.tables import Table, decimals_for, number, shown_by
 from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
 
 _SHOWN = 20  # rows that are printed
@@ -55,11 +56,7 @@ class Summary:
             counts += f", taken evenly from {self.num_entries}"
         return Table("", ("entry", "mean", "sd", "R-hat", "ESS"), rows, [counts])
 
-    def __str__(self) -> str:
-        return as_text(self.table())
-
-    def _repr_html_(self) -> str:
-        return as_html(self.table())
+    __str__, _repr_html_ = shown_by(lambda self: self.table())
 
 
 def summarize(
@@ -78,7 +75,7 @@ def summarize(
             size = values.shape[-1]
             chosen = np.linspace(0, size - 1, min(size, most_entries)).round().astype(int)
             traces.append(values[..., chosen])
-            names += [_name(variable, i) for i in chosen]
+            names += entry_names(variable.path, variable.shape, chosen)
             total += size
     x = np.concatenate(traces, axis=-1)  # [draws, chains, entries]
     rhat, ess = rank_normalized_rhat(x), effective_sample_size(x)
@@ -90,13 +87,6 @@ def summarize(
     order = np.argsort(-np.nan_to_num(rhat, nan=np.inf), kind="stable")
     columns = (mean.mean(axis=1), sd, rhat, ess)
     return Summary(tuple(names[i] for i in order), *(c[order] for c in columns), total), x[order]
-
-
-def _name(variable: keras.Variable, entry: int) -> str:
-    if not variable.shape:
-        return variable.path
-    index = np.unravel_index(entry, variable.shape)
-    return f"{variable.path}[{', '.join(map(str, index))}]"
 
 
 def plot(found: Summary, traces: np.ndarray, weights: np.ndarray | None, num_entries: int) -> Any:

@@ -17,6 +17,7 @@ from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.model.priors import LogPrior
 from tfp_sgmcmc.kernels.fingerprint import describe_problem
 from tfp_sgmcmc.storage import tolerant_equality
+from tfp_sgmcmc.storage.checkpoint import agree
 
 _MOST_BYTES = 2**26  # of an array for its checksum
 _ROWS, _LENGTH = 4, 32  # of the made-up batch, where shapes are unknown
@@ -115,16 +116,7 @@ def describe_model(
 
 def check_same_problem(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises ValueError if values that a callback knows from two of its fits differ."""
-    changed = [
-        name
-        for name in before
-        if name in now
-        and not (
-            tolerant_equality.are_same(before[name], now[name])
-            if tolerant_equality.is_record(now[name])
-            else before[name] == now[name]
-        )
-    ]
+    changed = [name for name in before if name in now and not agree(before[name], now[name])]
     if changed:
         raise ValueError(
             "fit must have the same data and model as earlier fits with this callback, because "
@@ -141,7 +133,10 @@ def _checksum(arrays: list[Any]) -> str:
         count = min(array.shape[0], max(1, _MOST_BYTES // row)) if len(array.shape) else 0
         if count and count < array.shape[0]:
             chosen = np.linspace(0, array.shape[0] - 1, count).astype(np.int64)
-            array = array.iloc[chosen] if hasattr(array, "iloc") else _gathered(array, chosen)
+            if tf.is_tensor(array):
+                array = tf.gather(array, chosen)
+            else:
+                array = array.iloc[chosen] if hasattr(array, "iloc") else np.asarray(array)[chosen]
         values = np.asarray(array)
         if values.dtype.kind in "biuf":
             values = values.astype(np.float32)
@@ -149,10 +144,6 @@ def _checksum(arrays: list[Any]) -> str:
             values = values.astype(str)
         found = zlib.crc32(np.ascontiguousarray(values).tobytes(), found)
     return f"{found:08x}"
-
-
-def _gathered(array: Any, rows: np.ndarray) -> Any:
-    return tf.gather(array, rows) if tf.is_tensor(array) else np.asarray(array)[rows]
 
 
 def _spec(array: Any) -> tf.TensorSpec:
@@ -165,7 +156,7 @@ def _spec(array: Any) -> tf.TensorSpec:
 
 def _plain(variable: keras.Variable) -> tf.Tensor:
     """Returns a fixed value for a variable that is not sampled: ones, or zeros for seeds."""
-    make = tf.ones if variable.dtype.startswith(("float", "bfloat")) else tf.zeros
+    make = tf.ones if internals.is_floating(variable) else tf.zeros
     return make(variable.shape, variable.dtype)
 
 

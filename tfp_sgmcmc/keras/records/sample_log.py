@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.keras.distributed import messages
+from tfp_sgmcmc.keras.model import messages
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same, load
 from tfp_sgmcmc.storage.directory import CHECKPOINT, Resume, RunDirectory
 from tfp_sgmcmc.storage.stored_draws import Variable

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_sgmcmc.diagnostics.convergence import rhat_of_moments
+from tfp_sgmcmc.diagnostics.convergence import RunningMoments, rhat_of_moments
 
 NUM_SEGMENTS = 20
 _BLOCK = 4096  # draws that are in memory at once
@@ -100,14 +100,8 @@ def batch_means_sample_size(moments: SegmentMoments) -> np.ndarray:
 
 
 def _mean_and_variance(draws: Any, start: int, stop: int) -> Sequence[np.ndarray]:
-    """Returns mean and variance of draws `start` to `stop`, read in blocks (Chan et al. 1979)."""
-    count, mean, squares = 0, 0.0, 0.0
+    """Returns mean and variance of draws `start` to `stop`, read in blocks."""
+    moments = RunningMoments()
     for at in range(start, stop, _BLOCK):
-        block = np.asarray(draws[at : min(at + _BLOCK, stop)], np.float64)
-        difference = block.mean(axis=0) - mean
-        added = len(block)
-        squares = squares + block.var(axis=0) * added
-        squares = squares + difference**2 * count * added / (count + added)
-        mean = mean + difference * added / (count + added)
-        count += added
-    return np.asarray(mean), np.asarray(squares) / count
+        moments.add(np.asarray(draws[at : min(at + _BLOCK, stop)]))
+    return moments.mean, moments.squares / moments.count

@@ -139,7 +139,7 @@ def sample_shards(
             num_chains=part.stop - part.start if starts_alike else None,
             reference=state if starts_alike else _index(state, 0),
             # Derived here, because `fold_in` gives other numbers inside XLA.
-            seed=_integers(random.fold_in(tf.constant(chosen), i)),
+            seed=random.integers_of(random.fold_in(tf.constant(chosen), i)),
             plan=plan,
             trace_fn=trace_fn,
             jit_compile=jit_compile,
@@ -227,9 +227,9 @@ def open_manifest(
 ) -> tuple[int, int]:
     """Writes or compares the manifest of the run; returns its seed."""
     cut = {"num_chains": num_chains, "chains_per_shard": chains_per_shard}
-    chosen = None if seed is None else _integers(random.as_seed(seed))
+    chosen = None if seed is None else random.integers_of(random.as_seed(seed))
     if folder is None:
-        return chosen or _integers(random.as_seed(random.fresh_seed()))
+        return chosen or random.integers_of(random.as_seed(random.fresh_seed()))
     path = folder / MANIFEST
     if not path.exists():
         if resume in ("must", True):
@@ -240,7 +240,7 @@ def open_manifest(
                 f"directory must be new, empty or hold a run in shards. Received: {folder}, which "
                 f"holds other files ({names})."
             )
-        chosen = chosen or _integers(random.as_seed(random.fresh_seed()))
+        chosen = chosen or random.integers_of(random.as_seed(random.fresh_seed()))
         folder.mkdir(parents=True, exist_ok=True)
         replace_text(path, json.dumps({"seed": chosen, **cut}))
         resume = "auto"  # another process may have replaced it since
@@ -276,11 +276,6 @@ def _tell_of_leases(tasks: Sequence[ShardTask]) -> None:
             f"it goes on after {EXPIRY_SECONDS:.0f} seconds.",
             stacklevel=3,
         )
-
-
-def _integers(seed: tf.Tensor) -> tuple[int, int]:
-    first, second = seed.numpy().tolist()
-    return first, second
 
 
 def _index(state: Any, index: Any) -> Any:

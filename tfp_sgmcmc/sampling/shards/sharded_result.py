@@ -14,7 +14,7 @@ import numpy as np
 import tree
 
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.internal.arviz_import import import_arviz, inference_data
+from tfp_sgmcmc.internal.extras import import_arviz, inference_data
 from tfp_sgmcmc.internal.tables import Table
 from tfp_sgmcmc.sampling.result import SampleResult, Timings
 from tfp_sgmcmc.sampling.result_table import num_chains_of, table_of, title_of

@@ -133,7 +133,6 @@ def pilot_weights(
     center: State,
     quadratic: Quadratic | LowRankHessian,
     squared_norms: Any,
-    seed: Any = 0,
 ) -> np.ndarray:
     r"""Returns examples' remainders under Laplace's approximation, plus 5 % of their shard's mean.
 
@@ -147,7 +146,7 @@ def pilot_weights(
     \( m_i^2 \) of `size` rows at the draws.
     """
     flat = flatten_events(center, 0)
-    normals = random.normal([_NUM_DRAWS, flat.shape[0]], tf.float64, random.as_seed(seed))
+    normals = random.normal([_NUM_DRAWS, flat.shape[0]], tf.float64, random.as_seed(0))
     state = unflatten_events(flat + quadratic.root(tf.cast(normals, flat.dtype)), center, 0)
     total = part.num_examples
     size = max(1, min(part.chunk_size // _NUM_DRAWS, total))

@@ -28,10 +28,9 @@ class RemainderCovariance:
     Args:
       control: a `ControlVariate` of order 2.
       num_states: K.
-      seed: seed of the examples that represent larger data.
     """
 
-    def __init__(self, control: ControlVariate, num_states: int, seed: int = 0):
+    def __init__(self, control: ControlVariate, num_states: int):
         self._control, self._num_states = control, num_states
         order_2, target = control.second_order, control.target
         flat = flatten_events(control.center, 0)
@@ -40,7 +39,7 @@ class RemainderCovariance:
         q = np.full(total, 1 / total) if q is None else q
         self._picked, self._weights = np.arange(total), 1 / q
         if total > _MOST_EXAMPLES:
-            self._picked = np.random.default_rng(seed).choice(total, _MOST_EXAMPLES, p=q)
+            self._picked = np.random.default_rng(0).choice(total, _MOST_EXAMPLES, p=q)
             self._weights = 1 / (_MOST_EXAMPLES * q[self._picked] ** 2)
         self._ones = self._weights * q[self._picked]
         most = min(target.chunk_size // num_states, 2**24 // (num_states * dim))

@@ -60,7 +60,11 @@ class SecondOrder:
     """
 
     def __init__(
-        self, target: MinibatchLogProb, anchor: Anchor, importance: Any, hessian: HessianForm
+        self,
+        target: MinibatchLogProb,
+        anchor: Anchor,
+        importance: Any,
+        hessian: HessianForm,
     ):
         self._target, self._anchor = target, anchor
         self._center = flatten_events(anchor.state, 0)

@@ -1,22 +1,109 @@
-"""The work of passes over the rows of a stream, each of which can be sent to a worker."""
+"""Passes over the rows of a stream and its parts, here or by the workers of an executor."""
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.internal.checks import function, integer
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.shipped_call import check_executor, make_call, pack_call, submit_call
 from tfp_sgmcmc.targets.data import assert_finite_rows, form_of
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums, map_blocks, sum_blocks
-from tfp_sgmcmc.targets.streaming.pool_error import KeepingProbabilities
+from tfp_sgmcmc.targets.streaming.pool_error import KeepingProbabilities, Pass
 from tfp_sgmcmc.targets.streaming.row_remainders import RowRemainders
-from tfp_sgmcmc.targets.streaming.row_samples import PoissonSample, Reservoir
 
-Show = Callable[[int], None]
+ShowRows = Callable[[int], None]
+_MOST_KEPT = 8  # parts that a worker keeps, with their compiled programs
+Show = Callable[[str, int], None]
+
+
+class Reservoir:
+    """Keeps a uniform random sample of rows, without replacement; all of them if they fit.
+
+    Algorithm R of J. S. Vitter, Random sampling with a reservoir, ACM Transactions on Mathematical
+    Software 11, 1985, for blocks of rows.
+
+    Args:
+      most: the number of rows to keep.
+      rng: draws the rows.
+    """
+
+    def __init__(self, most: int, rng: np.random.Generator):
+        self._most, self._rng = most, rng
+        self._kept: list[np.ndarray] = []
+        self._structure: Any = None
+        self.num_seen = 0
+
+    def add(self, rows: Any) -> None:
+        """Takes the next block of rows into account."""
+        leaves = [np.asarray(x) for x in tf.nest.flatten(rows)]
+        if not self._kept:
+            self._structure = tf.nest.map_structure(lambda x: None, rows)
+            self._kept = [np.empty([self._most, *x.shape[1:]], x.dtype) for x in leaves]
+        count = len(leaves[0])
+        first = min(count, max(0, self._most - self.num_seen))  # which fill empty slots
+        numbers = self.num_seen + np.arange(first, count)
+        slots = (self._rng.random(count - first) * (numbers + 1)).astype(np.int64)
+        (taken,) = np.nonzero(slots < self._most)
+        slots = slots[taken]
+        for kept, x in zip(self._kept, leaves, strict=True):
+            kept[self.num_seen : self.num_seen + first] = x[:first]
+            kept[slots] = x[first + taken]  # a slot that is named twice keeps the later row
+        self.num_seen += count
+
+    def rows(self) -> Any:
+        """Returns the rows that are kept, as leaves `[rows, ...]`."""
+        count = min(self._most, self.num_seen)
+        return tf.nest.pack_sequence_as(self._structure, [x[:count] for x in self._kept])
+
+
+class PoissonSample:
+    """Keeps each row by a coin of its own, with a given probability.
+
+    The sum of kept rows over their probabilities estimates the sum over all rows without bias
+    (Horvitz and Thompson, Journal of the American Statistical Association 47, 1952).
+
+    Args:
+      rng: tosses the coins.
+    """
+
+    def __init__(self, rng: np.random.Generator):
+        self._rng = rng
+        self._kept: list[list[np.ndarray]] = []
+        self._structure: Any = None
+        self._probabilities: list[np.ndarray] = []
+
+    def add(self, rows: Any, probabilities: np.ndarray) -> None:
+        """Takes the first rows of a block, one for each of `probabilities`."""
+        leaves = tf.nest.flatten(rows)
+        if not self._kept:
+            self._structure = tf.nest.map_structure(lambda x: None, rows)
+            self._kept = [[] for _ in leaves]
+        (taken,) = np.nonzero(self._rng.random(len(probabilities)) < probabilities)
+        for parts, x in zip(self._kept, leaves, strict=True):
+            parts.append(np.asarray(x)[taken])
+        self._probabilities.append(probabilities[taken])
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """The probabilities of the rows that are kept."""
+        return np.concatenate(self._probabilities)
+
+    def take_rows(self) -> Any:
+        """Returns the rows that were kept, and forgets them."""
+        leaves = []
+        while self._kept:
+            parts = self._kept.pop(0)
+            leaves.append(np.concatenate(parts))
+            parts.clear()
+        return tf.nest.pack_sequence_as(self._structure, leaves)
 
 
 class Size(NamedTuple):
@@ -25,7 +112,7 @@ class Size(NamedTuple):
     name = "size"
 
     def __call__(
-        self, target: StreamedLogProb, part: int, show: Show
+        self, target: StreamedLogProb, part: int, show: ShowRows
     ) -> tuple[tuple[int, str], int]:
         return (target.num_examples, form_of(target.row_spec)[0]), 0
 
@@ -42,7 +129,7 @@ class ReadRows(NamedTuple):
     seed: tuple[int, ...]
     name = "reading"
 
-    def __call__(self, target: StreamedLogProb, part: int, show: Show) -> tuple[Any, int]:
+    def __call__(self, target: StreamedLogProb, part: int, show: ShowRows) -> tuple[Any, int]:
         kept = Reservoir(self.most[part], np.random.default_rng([*self.seed, part]))
         for rows in target.blocks(target.block_rows):
             assert_finite_rows(rows, kept.num_seen)
@@ -63,7 +150,7 @@ class SumGradients(NamedTuple):
     jit_compile: bool
     name = "gradient"
 
-    def __call__(self, target: StreamedLogProb, part: int, show: Show) -> tuple[Sums, int]:
+    def __call__(self, target: StreamedLogProb, part: int, show: ShowRows) -> tuple[Sums, int]:
         state, size = tf.nest.map_structure(tf.constant, self.state), target.block_rows
         slopes = BlockDerivatives(target.of_one_batch, state, size, False, self.jit_compile)
         return sum_blocks(target, flatten_events(state, 0).numpy(), slopes, size, show)
@@ -97,7 +184,7 @@ class DrawRows(NamedTuple):
     jit_compile: bool
     name = "Hessian and pool"
 
-    def __call__(self, target: StreamedLogProb, part: int, show: Show) -> tuple[DrawnRows, int]:
+    def __call__(self, target: StreamedLogProb, part: int, show: ShowRows) -> tuple[DrawnRows, int]:
         model, size = target.of_one_batch, target.block_rows
         center = tf.nest.map_structure(tf.constant, self.center)
         options = self.factor, tf.constant(self.draw_seed), self.jit_compile
@@ -135,3 +222,99 @@ def as_state(theta: np.ndarray, like: State) -> State:
     """Returns a flat state, `[D]`, in the structure of `like`."""
     dtype = tf.nest.flatten(like)[0].dtype
     return unflatten_events(tf.constant(theta, dtype), like, 0)
+
+
+class StreamParts:
+    """The rows of a stream in parts, each of which is one `StreamedLogProb`.
+
+    Args:
+      source: a `StreamedLogProb`, the only part; or a function from the number of a part to one.
+      num_parts: the number of parts; None for a `StreamedLogProb`.
+      executor: an object with `submit` whose workers make passes; None makes them here.
+      show: receives what a pass does, and the number of rows that it has read.
+
+    Attributes:
+      num_parts: the number of parts.
+      first: the first part, which has the functions of the model.
+      sizes: the number of rows of each part.
+    """
+
+    def __init__(self, source: Any, num_parts: int | None, executor: Any, show: Show):
+        check_executor(executor)
+        self._executor, self._show = executor, show
+        expected = (
+            "target must be a StreamedLogProb, or with num_parts a function from the number of a "
+            "part to one, which workers of an executor call"
+        )
+        is_whole = isinstance(source, StreamedLogProb)
+        if is_whole == (num_parts is not None) or (is_whole and executor is not None):
+            raise TypeError(
+                f"{expected}. Received: a {type(source).__name__}, num_parts={num_parts} and "
+                f"executor={executor!r}."
+            )
+        if not is_whole:
+            function("target", source, "part -> StreamedLogProb")
+        self.num_parts = 1 if is_whole else integer("num_parts", num_parts, 1)
+        self._make = (lambda i: source) if is_whole else functools.cache(source)
+        self._source, self.first = source, _checked(self._make(0), 0)
+        found, _ = self.run(Size())
+        forms = [form for _, form in found]
+        if len({*forms}) > 1:
+            wrong = next(i for i, form in enumerate(forms) if form != forms[0])
+            raise ValueError(
+                f"All parts must have rows of one form. Received: {forms[0]} in part 0, and "
+                f"{forms[wrong]} in part {wrong}."
+            )
+        self.sizes = [size for size, _ in found]
+
+    def run(self, work: Any) -> tuple[list[Any], Pass]:
+        """Returns what `work` finds in each part, in order, and the pass.
+
+        Raises:
+          Exception: what `work` raised in the first part that failed, with a note of the part.
+        """
+        began, seen, found = time.perf_counter(), 0, []
+        waiting = [self._submitted(work, i) for i in range(self.num_parts)]
+        for i, future in enumerate(waiting):
+            try:
+                result, count = self._here(work, i, seen) if future is None else future.result()
+            except BaseException as error:
+                for other in waiting[i:]:
+                    if other is not None:
+                        other.cancel()
+                if self.num_parts > 1:
+                    error.add_note(f"This was in part {i} of the stream.")
+                raise
+            found.append(result)
+            seen += count
+            if count:
+                self._show(work.name, seen)
+        return found, Pass(seen, time.perf_counter() - began)
+
+    def _here(self, work: Any, part: int, seen: int) -> tuple[Any, int]:
+        target = _checked(self._make(part), part)
+        return work(target, part, lambda count: self._show(work.name, seen + count))
+
+    def _submitted(self, work: Any, part: int) -> Any:
+        if self._executor is None:
+            return None
+        make = pack_call("target", self._source, part)
+        return submit_call(self._executor, pack_call("target", _work_there, make, work, part))
+
+
+def _checked(target: Any, part: int) -> StreamedLogProb:
+    if not isinstance(target, StreamedLogProb):
+        raise TypeError(
+            f"target({part}) must return a StreamedLogProb. Received: a {type(target).__name__}."
+        )
+    return target
+
+
+def _work_there(make: bytes, work: Any, part: int) -> tuple[Any, int]:
+    """Makes a pass over a part on a worker."""
+    return work(_checked(_kept(make), part), part, lambda count: None)
+
+
+@functools.lru_cache(maxsize=_MOST_KEPT)
+def _kept(make: bytes) -> Any:
+    return make_call(make)

@@ -16,26 +16,22 @@ from tfp_sgmcmc.targets.laplace.mode import check_single_state
 from tfp_sgmcmc.targets.laplace.quadratic import root_of_inverse, to_unit_diagonal
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
+from tfp_sgmcmc.targets.streaming import pool_error
 from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums
 from tfp_sgmcmc.targets.streaming.passes import (
     DrawnRows,
     DrawRows,
     ReadRows,
+    Show,
+    StreamParts,
     SumGradients,
     as_arrays,
     as_state,
     joined,
 )
 from tfp_sgmcmc.targets.streaming.pilot_mode import pilot_mode, sums_in_memory, with_prior
-from tfp_sgmcmc.targets.streaming.pool_error import keeping_probabilities, moments_of, pool_errors
-from tfp_sgmcmc.targets.streaming.pool_report import (
-    MOST_MEAN_ERROR,
-    MOST_WIDTH_ERROR,
-    PoolReport,
-)
 from tfp_sgmcmc.targets.streaming.pooled import Correction, PooledLogProb, fading_radius
 from tfp_sgmcmc.targets.streaming.row_remainders import RowRemainders
-from tfp_sgmcmc.targets.streaming.stream_parts import Show, StreamParts
 
 MOST_DIMENSIONS = 1024
 _MOST_PILOT_ROWS = 100_000
@@ -51,7 +47,7 @@ def draw_pool(
     seed: Any = 0,
     jit_compile: bool = True,
     show: Show = lambda what, num_rows: None,
-) -> tuple[MinibatchLogProb, PoolReport]:
+) -> tuple[MinibatchLogProb, pool_error.PoolReport]:
     r"""Returns a target in memory whose posterior is that of a stream, and a `PoolReport`.
 
     \[
@@ -124,7 +120,9 @@ def draw_pool(
     row_bytes = max(1, model.row_bytes)
     if total * row_bytes <= first.memory:
         found, read = parts.run(ReadRows((*parts.sizes,), row_seed))
-        return _in_memory(first, joined(found)), PoolReport(total, read.num_rows, (read,))
+        return _in_memory(first, joined(found)), pool_error.PoolReport(
+            total, read.num_rows, (read,)
+        )
     dim = flatten_events(state, 0).shape[0]
     if dim > MOST_DIMENSIONS:
         raise ValueError(
@@ -148,8 +146,8 @@ def draw_pool(
         drawn = found = None  # which frees their memory
         center = as_state(theta + step, state)
         remainders = RowRemainders(model, center, factor, draw_seed, jit_compile)
-        moments = moments_of(remainders, rows)
-        probabilities = keeping_probabilities(moments, total, most_rows)
+        moments = pool_error.moments_of(remainders, rows)
+        probabilities = pool_error.keeping_probabilities(moments, total, most_rows)
         work = DrawRows(
             as_arrays(center),
             factor,
@@ -174,8 +172,10 @@ def draw_pool(
         step = factor @ offset
         # The remainders that count are those at draws around the mode.
         around = RowRemainders(model, center, factor, draw_seed, jit_compile, offset)
-        errors = pool_errors(moments_of(around, rows), probabilities(moments.norms), total)
-        if errors[0] < MOST_MEAN_ERROR and errors[1] < MOST_WIDTH_ERROR:
+        errors = pool_error.pool_errors(
+            pool_error.moments_of(around, rows), probabilities(moments.norms), total
+        )
+        if errors[0] < pool_error.MOST_MEAN_ERROR and errors[1] < pool_error.MOST_WIDTH_ERROR:
             break
     del rows, found
     assert drawn is not None
@@ -186,7 +186,7 @@ def draw_pool(
     numbers = lacking.log_likelihood, lacking.gradient, lacking.hessian, precision, radius
     correction = Correction(*(tf.constant(x, _dtype(state)) for x in (theta, *numbers)))
     distance = float(np.linalg.norm(offset))
-    report = PoolReport(total, pool.num_examples, tuple(passes), *errors, distance)
+    report = pool_error.PoolReport(total, pool.num_examples, tuple(passes), *errors, distance)
     return pool.corrected(correction), report
 
 

@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from tests.keras.workers import worker_groups
+from tests.keras import worker_groups
 
 # The replicas' sums of a gradient are added in another order: a few roundings of float32 (6e-8 of a
 # number) a step. Over these 8 to 16 steps of size 1e-3 to 3e-3 on a smooth posterior they do not

@@ -1,4 +1,4 @@
-"""Finds where a density falls to zero at once, which no gradient tells a chain beforehand."""
+"""Faults of a density near draws: values that rounding decides, and sudden falls to zero."""
 
 from __future__ import annotations
 
@@ -6,10 +6,31 @@ from collections.abc import Callable
 
 import numpy as np
 
-_NUM_DRAWS = 50
+_NUM_ROUNDED, _NUM_LINES = 500, 50  # draws that are looked at
+_MOVE = 1e-4  # of all entries at once, in standard deviations
+_MOST_CHANGE = 0.5  # of a log density over such a move; a smooth one changes by about 1e-4
 _LEAST_SHARE = 0.02  # of draws from which a move of one deviation ends where the density is zero
 _HALVINGS = 60
 _MOST_FALL = 100.0  # of the log density on the way; a larger one is an overflow
+
+
+def rounded_share(
+    log_prob_fn: Callable[[np.ndarray], np.ndarray], draws: np.ndarray, rng: np.random.Generator
+) -> float:
+    """Returns the share of draws at which hardly any move changes a log density by much.
+
+    A value that is not finite, such as NaN where a factorisation fails, counts as such a change.
+
+    Args:
+      log_prob_fn: log densities of flat states, `[K, D]`.
+      draws: flat states, `[draws, D]`.
+      rng: random numbers.
+    """
+    rows = _evenly_spread(draws, _NUM_ROUNDED)
+    moves = _MOVE * draws.std(axis=0) * rng.standard_normal(rows.shape)
+    with np.errstate(all="ignore"):
+        change = np.abs(log_prob_fn(rows + moves.astype(rows.dtype)) - log_prob_fn(rows))
+    return float(np.mean(~(change <= _MOST_CHANGE)))
 
 
 def zero_density_beyond(
@@ -24,7 +45,7 @@ def zero_density_beyond(
     Returns:
       The entry, the last state of positive density on a line along it, and 1.0 or -1.0; or None.
     """
-    rows = draws[np.linspace(0, len(draws) - 1, min(len(draws), _NUM_DRAWS)).astype(int)]
+    rows = _evenly_spread(draws, _NUM_LINES)
     inside = log_prob_fn(rows)
     rows, inside = rows[np.isfinite(inside)], inside[np.isfinite(inside)]
     deviation = draws.std(axis=0)
@@ -45,3 +66,7 @@ def zero_density_beyond(
             if np.median(fall) < _MOST_FALL:
                 return entry, (start + low * step)[0], side
     return None
+
+
+def _evenly_spread(draws: np.ndarray, most: int) -> np.ndarray:
+    return draws[np.linspace(0, len(draws) - 1, min(len(draws), most)).astype(int)]

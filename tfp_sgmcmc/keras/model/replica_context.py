@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.replicas import Replicas, check_cluster
-from tfp_sgmcmc.keras.distributed import messages
+from tfp_sgmcmc.keras.model import messages
 
 _WITH_COPIES = (
     tf.distribute.MirroredStrategy,

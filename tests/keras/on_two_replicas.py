@@ -14,7 +14,7 @@ import tfp_sgmcmc as sgmcmc
 from tests.harness.two_replicas import MIRRORED
 from tests.keras import small_models
 from tests.keras.small_models import assert_close, sgld
-from tfp_sgmcmc.keras.distributed import replica_context
+from tfp_sgmcmc.keras.model import replica_context
 
 N = 7
 RNG = np.random.default_rng(0)

@@ -1,8 +1,10 @@
-"""ArviZ, which only the extra `results` installs: version 1, and version 0 from 0.22 on."""
+"""Packages that only extras install: ArviZ, for `results`, and Matplotlib, for `plots`."""
 
 from __future__ import annotations
 
+import functools
 import importlib
+import io
 import warnings
 from collections.abc import Mapping
 from types import ModuleType
@@ -88,3 +90,31 @@ def pareto_smoothed(log_ratios: Any, efficiency: float) -> tuple[Any, Any]:
     stats = importlib.import_module("arviz_stats.base")  # version 0 has no such package
     # Version 1 takes log likelihoods, whose negatives are the log ratios.
     return stats.array_stats.psislw(-np.asarray(log_ratios), r_eff=efficiency)
+
+
+def import_figure(needed_by: str = "plot") -> Any:
+    """Returns a class of matplotlib figures that notebooks show.
+
+    Raises:
+      ModuleNotFoundError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f'{needed_by} needs matplotlib. Install it by python -m pip install "tfp_sgmcmc[plots]"'
+        ) from error
+    return _result_figure(Figure)
+
+
+@functools.cache
+def _result_figure(base: Any) -> Any:
+    class ResultFigure(base):
+        """A figure that a notebook shows, also where nothing has imported `pyplot`."""
+
+        def _repr_png_(self) -> bytes:
+            png = io.BytesIO()
+            self.savefig(png, format="png")
+            return png.getvalue()
+
+    return ResultFigure

@@ -1,1 +1,0 @@
-"""Communication between the replicas and workers of a `tf.distribute` strategy."""

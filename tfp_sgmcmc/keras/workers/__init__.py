@@ -1,1 +1,0 @@
-"""Training functions of a `fit` on several workers."""
