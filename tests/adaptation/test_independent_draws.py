@@ -1,5 +1,6 @@
 """Independent draws of `sample`: right, certified, and compiled once."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from scipy import stats
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.fast_settings import fast_settings
+from tfp_sgmcmc.adaptation import independent_draws as independent_draws_module
 from tfp_sgmcmc.adaptation.coordinates import Coordinates
 from tfp_sgmcmc.adaptation.independent_draws import independent_draws
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
@@ -142,6 +144,16 @@ def test_states_of_several_parts_without_a_bijector(form: Any) -> None:
     assert a.shape == (200, 4) and b.shape == (200, 4, 2)
     for draws, mean in ((a, 30 / 21), (b[..., 0], 30 / 21), (b[..., 1], 0.0)):
         assert abs(draws.mean() - mean) < 6 * draws.std() / 400**0.5
+
+
+def test_other_work_on_the_machine_does_not_count() -> None:
+    """A call that waits takes none of the processor's time."""
+
+    def log_prob(x: np.ndarray) -> np.ndarray:
+        time.sleep(0.1)
+        return x[:, 0]
+
+    assert 0 <= independent_draws_module._seconds(log_prob, np.zeros([10, 2])) < 0.005
 
 
 def test_flags_have_grades() -> None:
