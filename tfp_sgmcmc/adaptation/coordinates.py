@@ -156,6 +156,11 @@ def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:
                 f"the search for a mode found none, as where the width of {hierarchy.effects} "
                 f"depends on {hierarchy.scale}"
             )
+    if best is not None and (part := best[1].unbounded) is not None:
+        raise NotNearGaussian(
+            f"the log posterior rises without end while {part} becomes narrower, as where the "
+            "scale of effects falls to zero"
+        )
     if best is None:
         reason = f"no mode was found ({failure})"
         raise NotNearGaussian(reason, has_shape=False) from failure

@@ -16,8 +16,7 @@ from tfp_sgmcmc.adaptation.priors.location_scale import (
     parameters_of,
 )
 from tfp_sgmcmc.adaptation.priors.normal_blocks import NormalBlocks, find_normal_blocks
-from tfp_sgmcmc.adaptation.priors.prior_scale import entry_names
-from tfp_sgmcmc.internal.nest import State, flatten_events
+from tfp_sgmcmc.internal.nest import State, entry_names, flatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.base import kept_program
 from tfp_sgmcmc.targets.laplace.laplace import vector_bijector
