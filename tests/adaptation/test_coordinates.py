@@ -11,23 +11,32 @@ import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.adaptation import coordinates
+from tfp_sgmcmc.adaptation.priors.prior_scale import NotNearGaussian
 
 
 @pytest.mark.parametrize(("value", "starts"), [(0.0, [0.0]), (2.0, [2.0, 1.0, 0.0])])
 def test_a_search_that_failed_is_not_repeated_from_the_same_start(
     value: float, starts: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The origin is the nearest start to itself. Negative control: another one has three starts."""
+    """The origin is the nearest start to itself. Negative control: another one has three starts.
+
+    Where the density has no bound, the reason names what narrows.
+    """
     seen = []
 
     def find_center(problem: Any, start: tf.Tensor, method: str) -> tuple[tf.Tensor, Any]:
         del problem, method
         seen.append(float(start[0]))
-        return start, SimpleNamespace(num_passes=5, log_prob=-1.0, converged=False)
+        report = dict(num_passes=5, log_prob=-1.0, converged=False, unbounded=unbounded)
+        return start, SimpleNamespace(**report)
 
+    unbounded = None
     monkeypatch.setattr(coordinates, "find_center", find_center)
     problem = sgmcmc.MinibatchLogProb(
         lambda x: -tf.reduce_sum(x**2, axis=-1), lambda x, batch: 0 * x[..., :1] * batch, np.ones(1)
     )
     passes = coordinates._find_center(problem, tf.constant([value, value], tf.float64))[1]
     assert seen == starts and passes == 5 * len(starts)
+    unbounded = "effects"
+    with pytest.raises(NotNearGaussian, match="rises without end while effects becomes narrower"):
+        coordinates._find_center(problem, tf.constant([value, value], tf.float64))

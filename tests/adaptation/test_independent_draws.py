@@ -1,5 +1,6 @@
 """Independent draws of `sample`: right, certified, and compiled once."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import tfp_sgmcmc as sgmcmc
 from tests.harness.fast_settings import fast_settings
 from tfp_sgmcmc.adaptation.coordinates import Coordinates
 from tfp_sgmcmc.adaptation.independent_draws import independent_draws
-from tfp_sgmcmc.adaptation.pilot import PilotRuns
+from tfp_sgmcmc.adaptation.pilot import PilotRuns, seconds_of_second
 from tfp_sgmcmc.adaptation.priors.prior_scale import NotNearGaussian
 from tfp_sgmcmc.sampling.result import Flag
 
@@ -142,6 +143,12 @@ def test_states_of_several_parts_without_a_bijector(form: Any) -> None:
     assert a.shape == (200, 4) and b.shape == (200, 4, 2)
     for draws, mean in ((a, 30 / 21), (b[..., 0], 30 / 21), (b[..., 1], 0.0)):
         assert abs(draws.mean() - mean) < 6 * draws.std() / 400**0.5
+
+
+def test_other_work_on_the_machine_does_not_count() -> None:
+    """A call that waits takes none of the processor's time."""
+
+    assert 0 <= seconds_of_second(lambda: time.sleep(0.1)) < 0.05
 
 
 def test_flags_have_grades() -> None:

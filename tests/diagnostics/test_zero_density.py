@@ -30,6 +30,21 @@ def test_the_limit_and_its_side_are_found() -> None:
             assert zero_density_beyond(sound, draws) is None
 
 
+def test_entries_are_moved_together() -> None:
+    """A call evaluates many states, so few calls suffice for many entries."""
+    calls = []
+
+    def log_prob(x: np.ndarray) -> np.ndarray:
+        calls.append(len(x))
+        return np.where(x[:, 33] < 0.0, -(x**2).sum(axis=1), -np.inf)
+
+    draws = np.random.default_rng(0).standard_normal([500, 40])
+    draws[:, 33] = -np.abs(draws[:, 33])
+    found = zero_density_beyond(log_prob, draws)
+    assert found is not None and found[0] == 33 and found[2] == 1.0
+    assert abs(found[1][33]) < 1e-9 and calls[:5] == [50, 1000, 1000, 1000, 1000]
+
+
 def test_the_flag_names_limit_and_remedy() -> None:
     end = 2 + np.random.default_rng(0).exponential(0.1, [100, 4])
 

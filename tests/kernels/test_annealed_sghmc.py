@@ -167,7 +167,8 @@ def test_without_gradient_the_prior_takes_a_share_of_the_state() -> None:
     """Weights of a deep network whose gradients vanish must not be lost in the first step."""
     target = sgmcmc.MinibatchLogProb(
         lambda theta: tf.zeros_like(theta[..., 0]),
-        lambda theta, batch: 0.0 * batch * theta[..., :1], VALUES.astype(np.float64), N)  # fmt: skip
+        lambda theta, batch: 0.0 * batch * theta[..., :1],
+        VALUES.astype(np.float64), N)  # fmt: skip
     kernel = AnnealedSGHMC(
         target, 0.01, 3.0, 0.5, 4.0, temperature=1e-30, momentum_loss=0.2, mass_averaging=0.25
     )

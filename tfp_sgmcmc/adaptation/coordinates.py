@@ -149,6 +149,11 @@ def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:
                 f"the search for a mode found none, as where the width of {hierarchy.effects} "
                 f"depends on {hierarchy.scale}"
             )
+    if best is not None and (part := best[1].unbounded) is not None:
+        raise prior_scale.NotNearGaussian(
+            f"the log posterior rises without end while {part} becomes narrower, as where the "
+            "scale of effects falls to zero"
+        )
     if best is None:
         reason = f"no mode was found ({failure})"
         raise prior_scale.NotNearGaussian(reason, has_shape=False) from failure

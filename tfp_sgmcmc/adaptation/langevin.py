@@ -351,7 +351,7 @@ class LangevinSelector:
         return prepare_kernel(
             UnderdampedLangevin(self._control.with_batch_size(n), **arguments),
             self.found,
-            self._pilot_gradients if n == size_of_pilot else self._gradients(n),
+            self._pilot_gradients,  # unbiased for any n, and XLA takes long to compile others
             pilot,
             self._runs,
             line,

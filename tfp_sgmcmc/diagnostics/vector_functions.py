@@ -15,6 +15,7 @@ from tfp_sgmcmc.targets.base import Target, kept_program
 
 _MOST_TERMS = 5_000_000  # N times the states that are evaluated at once
 _FEW = 64  # states of a small block; more blocks take less time than another trace
+_FEWER, _MOST_PADDED = 20, 500_000  # states of a block where 64 of them are more terms
 _WORTH_COMPILING = 500_000  # N D; XLA takes longer to compile a smaller program than to run it
 
 
@@ -56,7 +57,8 @@ def value_and_gradient_of_vectors(
 
     name = f"value and gradient of many, jit_compile={jit_compile}"
     evaluate = kept_program(target, name, like, lambda: traced(of_states, jit_compile))
-    dtype, size = tf.nest.flatten(like)[0].dtype, block_size(target) if in_blocks else _FEW
+    few = _FEW if _FEW * target.num_examples <= _MOST_PADDED else _FEWER
+    dtype, size = tf.nest.flatten(like)[0].dtype, block_size(target) if in_blocks else few
 
     def value_and_gradient(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if in_blocks or not is_large:

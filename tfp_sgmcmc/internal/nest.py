@@ -71,6 +71,13 @@ def part_names(state: State, called: str = "state") -> list[str]:
     return [called + "".join(f"[{key!r}]" for key in path) for path in paths]
 
 
+def entry_names(state: State) -> list[str]:
+    """Returns the name of the part of each entry of a flat state; `theta` for a single tensor."""
+    names = [name.strip("[']") or "theta" for name in part_names(state, "")]
+    sizes = [x.shape.num_elements() for x in tf.nest.flatten(state)]
+    return [name for name, size in zip(names, sizes, strict=True) for _ in range(size)]
+
+
 def map_parts(fn: Callable[..., tf.Tensor], *states: State) -> State:
     """Maps like `tf.nest.map_structure`, but takes a list where another state has a tuple."""
     leaves = zip(*(tf.nest.flatten(s) for s in states), strict=True)

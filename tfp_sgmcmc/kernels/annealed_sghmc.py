@@ -71,9 +71,9 @@ class AnnealedSGHMC(StochasticGradientKernel):
 
     where \( m^0 \) is the argument `mass`, and u begins with the mean of \( g^2 \) over the
     coordinates of a part. With the second term, the prior pulls a coordinate without gradient back
-    by at most a share a of its value in each step. Rows of an embedding whose words are rare, and the weights of attention, move far too
-    slowly with constant masses. Here \( \ell_{\max} \) is the step of a coordinate in units of
-    \( 1 / \sqrt{m^0_j} \).
+    by a share a of its value in each step. Rows of an embedding whose words are rare, and the
+    weights of attention, move far too slowly with constant masses. Here \( \ell_{\max} \) is the
+    step of a coordinate in units of \( 1 / \sqrt{m^0_j} \).
 
     Parts may be the weights W and biases b of a layer whose inputs have the mean c. Then it is the
     outputs at the mean input, \( a = b + \sum_i c_i W_i \), that take the place of b in all of

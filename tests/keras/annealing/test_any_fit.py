@@ -105,7 +105,7 @@ def test_a_further_fit_goes_on():
 
 
 def test_a_model_that_reads_text():
-    """Strings of NumPy, which Keras takes from a tf.data.Dataset alone, choose states and predict."""
+    """States are chosen by strings of NumPy, which Keras takes only in a tf.data.Dataset."""
     texts = np.array(["good film", "bad film", "no film"] * (N // 3), object)
     text = keras.Input([], dtype="string")
     read = L.TextVectorization(10, output_mode="multi_hot", vocabulary=["good", "bad", "film"])

@@ -15,8 +15,8 @@ from tfp_sgmcmc.adaptation.priors.location_scale import (
     parameters_of,
 )
 from tfp_sgmcmc.adaptation.priors.normal_blocks import NormalBlocks, find_normal_blocks
-from tfp_sgmcmc.adaptation.priors.prior_scale import density_of_effects, entry_names
-from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.adaptation.priors.prior_scale import density_of_effects
+from tfp_sgmcmc.internal.nest import State, entry_names, flatten_events, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.laplace.laplace import vector_bijector

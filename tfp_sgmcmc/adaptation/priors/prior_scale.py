@@ -50,13 +50,6 @@ def state_at(flat: np.ndarray, like: State) -> State:
     return unflatten_events(tf.constant(flat, dtype), like, 0)
 
 
-def entry_names(like: State) -> list[str]:
-    """Returns the name of the part of each entry of a flat state."""
-    names = [name.removeprefix("state").strip("[']") or "theta" for name in part_names(like)]
-    sizes = [x.shape.num_elements() for x in tf.nest.flatten(like)]
-    return [name for name, size in zip(names, sizes, strict=True) for _ in range(size)]
-
-
 def prior_widths(problem: MinibatchLogProb, center: State, deviations: np.ndarray) -> np.ndarray:
     """Returns the prior's width along each entry, at most 100 posterior `deviations`, `[D]`."""
     flat, most = flatten_events(center, 0).numpy(), 100 * deviations

@@ -18,6 +18,7 @@ from tfp_sgmcmc.internal.nest import (
     State,
     call_with_state,
     convert_state,
+    entry_names,
     flatten_events,
     unflatten_events,
 )
@@ -36,6 +37,7 @@ from tfp_sgmcmc.targets.sharded import refuse_shards
 _MAX_ITERATIONS = {"auto": 100, "newton": 100, "lbfgs": 100, "adam": 2000}
 _ROUNDS = 3
 _NEWTON_FIRST = 128  # entries up to which Newton steps need no start from L-BFGS
+_CHEAP_DIMENSIONS, _CHEAP_WORK = 512, 1e8  # D and N D^2 up to which they do not, either
 MOST_NEWTON_DIMENSIONS = 1024
 
 
@@ -58,6 +60,8 @@ class CenterReport:
         evaluated.
       num_minibatches: number of gradients of minibatches that were evaluated.
       num_newton_steps: number of damped Newton steps, each of D Hessian-vector products or more.
+      unbounded: the name of a part along which the density narrowed without end while it rose, as
+        that of effects does whose scale falls to zero. No mode lies that way. None otherwise.
     """
 
     converged: bool
@@ -68,6 +72,7 @@ class CenterReport:
     num_passes: int
     num_minibatches: int
     num_newton_steps: int
+    unbounded: str | None
     _at: tuple[MinibatchLogProb, State, HessianForm] = dataclasses.field(repr=False, compare=False)
 
     @functools.cached_property
@@ -137,8 +142,10 @@ def find_center(
     define a state that is near enough. By the first, the log posterior is expected to rise by at
     most 0.01 nat on the way to the mode. |H| has the absolute eigenvalues of H. The condition does
     not depend on the units of parameters, and neither do damped Newton steps with the Hessian
-    scaled to a unit diagonal, which search up to 128 entries. Beyond, and where they find no mode,
-    L-BFGS comes first, and Newton steps follow up to 1024 entries. By the second, each entry of the
+    scaled to a unit diagonal, which search up to 128 entries, and of few data up to 512. Beyond,
+    and where they find no mode, L-BFGS comes first, and Newton steps follow up to 1024 entries. The
+    search ends where the density narrows without end while it rises, as with the scale of effects
+    near zero. By the second, each entry of the
     gradient is small compared with its standard deviation under the posterior. It is the only
     condition where no Hessian can be evaluated. The scores
     \( s_i = \nabla \log p(x_i \mid \theta) \) of a minibatch S of n then give the standard
@@ -164,8 +171,8 @@ def find_center(
     Args:
       target: a `MinibatchLogProb`.
       initial_state: the start, one state without chain dimensions, unconstrained with a bijector.
-      method: `"newton"`, `"lbfgs"` or `"adam"`. `"auto"` is `"newton"` up to 128 entries and
-        `"lbfgs"` beyond.
+      method: `"newton"`, `"lbfgs"` or `"adam"`. `"auto"` is `"newton"` up to 128 entries, or up to
+        512 if N D^2 is at most 1e8, and `"lbfgs"` beyond.
       max_iterations: Newton steps (default 100), iterations of L-BFGS (default 100, each of two to
         three passes over the data, with as many Newton steps after them), or steps of Adam (default
         2000).
@@ -255,9 +262,12 @@ def find_center(
     if method == "adam":
         flat = flatten_events(_adam(target, state, limit, learning_rate, seed), 0)
         left = 0
-    is_small = len(flat) <= (_NEWTON_FIRST if method == "auto" else MOST_NEWTON_DIMENSIONS)
+    is_small = len(flat) <= MOST_NEWTON_DIMENSIONS
+    if method == "auto" and len(flat) > _NEWTON_FIRST:
+        is_cheap = target.num_examples * len(flat) ** 2 <= _CHEAP_WORK
+        is_small = is_cheap and len(flat) <= _CHEAP_DIMENSIONS
     ascents = [newton(flat)] if method in ("auto", "newton") and is_small else []
-    if not any(a and (a.is_mode or method == "newton") for a in ascents):
+    if not any(a and (a.is_mode or a.grown is not None or method == "newton") for a in ascents):
         point, num_passes = evaluate(flat), num_passes + 1
         for _ in range(_ROUNDS):  # each in the units of its start
             if left <= 0 or point.offset <= tolerance:
@@ -280,7 +290,7 @@ def find_center(
         num_passes += sum(a.num_passes for a in ended)
     _check_finite(point.log_prob, point.gradient, f"the state at which {method!r} ended")
     center = unflatten_events(point.theta, state, 0)
-    converged = point.offset <= tolerance
+    converged, grown = point.offset <= tolerance, None if ascent is None else ascent.grown
     if ascent is not None:
         converged &= ascent.is_mode
     report = CenterReport(
@@ -292,6 +302,7 @@ def find_center(
         num_passes=num_passes,
         num_minibatches=limit if method == "adam" else 0,
         num_newton_steps=0 if ascent is None else ascent.num_steps,
+        unbounded=None if grown is None else entry_names(state)[grown],
         _at=(target, center, hessian),
     )
     if not converged:
@@ -301,6 +312,16 @@ def find_center(
 
 def _why_not_converged(report: CenterReport, ascent: Ascent | None, tolerance: float) -> str:
     gain = ""
+    advice = (
+        "To come nearer to the mode, raise max_iterations, or start again from the center that was "
+        "returned."
+    )
+    if report.unbounded is not None:
+        advice = (
+            f"The log posterior rose without end while {report.unbounded} became narrower, as "
+            "where the scale of effects falls to zero, so that there is no mode. Write the effects "
+            "as location plus scale times standard normals, or sample without a center."
+        )
     if ascent is not None and ascent.is_maximum:
         gain = f" and an expected gain of {ascent.expected_gain:.3g} nats (at most {NEAR_ENOUGH})"
     elif ascent is not None:
@@ -309,8 +330,7 @@ def _why_not_converged(report: CenterReport, ascent: Ascent | None, tolerance: f
         "find_center must end near a mode. Received: a gradient of up to "
         f"{report.offset:.3g} standard deviations (at most {tolerance:g}){gain}, after "
         f"{report.num_newton_steps} Newton steps and {report.num_passes} passes over the data. A "
-        "ControlVariate there has no bias, but more noise. To come nearer to the mode, raise "
-        "max_iterations, or start again from the center that was returned."
+        f"ControlVariate there has no bias, but more noise. {advice}"
     )
 
 

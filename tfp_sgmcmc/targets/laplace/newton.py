@@ -17,6 +17,9 @@ _AS_EXPECTED, _FASTER = 0.1, 100.0  # share of a rise, and the fall of the dampi
 _SADDLE = 1e-3  # minus the least eigenvalue of a saddle, relative to the diagonal
 _SHARES = (1.0, 0.3, 0.1, 0.03)  # of a deviation, of a step away from a saddle
 _ROUNDING = 8  # in units of the last place of the log posterior
+# Curvatures that grow by this power of the resolution have no end: 3e23 in float64. Those of the
+# first steps do not count, because they may leave a tail without curvature.
+_GROWTH, _FIRST_STEPS = -1.5, 5
 
 
 class Ascent(NamedTuple):
@@ -32,6 +35,8 @@ class Ascent(NamedTuple):
       num_passes: number of log posteriors and of Hessian-vector products that were evaluated.
       curvature: the absolute diagonal of the Hessian at theta, `[D]`.
       gradient: the gradient there, `[D]`.
+      grown: the entry whose curvature grew most, if it grew without end while the log posterior
+        rose, as where a scale falls to zero and the density has no bound. No mode lies that way.
     """
 
     theta: np.ndarray
@@ -42,6 +47,7 @@ class Ascent(NamedTuple):
     num_passes: int
     curvature: np.ndarray
     gradient: np.ndarray
+    grown: int | None = None
 
     @property
     def is_mode(self) -> bool:
@@ -69,7 +75,9 @@ def newton_ascent(
     The damping \( \lambda \) starts at 1, falls to a quarter after a step that does not lower the
     log posterior, to a hundredth if the rise is within a tenth of what derivatives predict, and
     rises sixfold after a step that lowers it, which is not taken (Levenberg 1944). A change of the
-    units of any parameter changes S with it, and leaves the path as it is. Near the mode, where
+    units of any parameter changes S with it, and leaves the path as it is. The ascent ends without
+    a mode where the Hessian is not negative definite although a curvature has grown by the power
+    -1.5 of the rounding error, as where the width of effects falls to zero. Near the mode, where
     rounding hides the rise of the log posterior, the ascent goes on while the expected gain falls,
     because gradients are rounded less.
 
@@ -89,8 +97,11 @@ def newton_ascent(
         return None
     damping, num_steps, num_passes, rise = 1.0, 0, 1 + len(gradient), np.inf
     before = np.inf  # the expected gain before the last step
+    curved = np.zeros_like(theta)  # in the first steps
     while True:
         scaled, scale = to_unit_diagonal(-hessian)
+        if num_steps <= _FIRST_STEPS:
+            curved = np.maximum(curved, scale**2)
         eigenvalues, vectors = np.linalg.eigh(scaled)
         least = resolution * len(scale) * np.abs(eigenvalues).max()
         lengths = np.maximum(np.abs(eigenvalues), max(least, np.finfo(float).tiny))
@@ -110,9 +121,13 @@ def newton_ascent(
                     return None
                 damping, rise, before = 1.0, np.inf, np.inf
                 continue
-        if (is_maximum and is_near) or num_steps >= max_steps or damping > _MOST_DAMPING:
-            counts = num_steps, num_passes
-            return Ascent(theta, log_prob, gain, is_maximum, *counts, scale**2, gradient)
+        growth = scale**2 / curved
+        is_endless = not is_maximum and bool(growth.max() > resolution**_GROWTH)
+        has_found = (is_maximum and is_near) or num_steps >= max_steps or damping > _MOST_DAMPING
+        if has_found or is_endless:
+            end = num_steps, num_passes, scale**2, gradient
+            grown = int(np.argmax(growth)) if is_endless else None
+            return Ascent(theta, log_prob, gain, is_maximum, *end, grown)
         while damping <= _MOST_DAMPING:
             step = along / (lengths + damping)
             proposed = theta + vectors @ step / scale
