@@ -242,22 +242,24 @@ def test_rare_words_are_learnt():
         model = keras.Sequential([keras.Input([4]), words, L.Flatten(), L.Dense(2)])
         model.compile(loss=small_models.CROSSENTROPY, jit_compile=False)
         sampler = sgmcmc.keras.SamplerCallback(seed=3)
-        model.fit(x, y, epochs=20, batch_size=30, verbose=0, callbacks=[sampler])
+        model.fit(x, y, epochs=60, batch_size=30, verbose=0, callbacks=[sampler])
         losses.append(-sampler.posterior.evaluate(x, y, verbose=0).log_predictive_density)
     assert losses[0] < 0.35 and losses[1] > 0.5, losses  # chance: log 2 = 0.69
 
 
 @pytest.mark.parametrize(
-    ("layer", "first_step", "first_temperature"),
+    ("layer", "first_step", "first_temperature", "of_biases"),
     [
-        (keras.layers.Dense(2), 7e-4, 0.03),
-        (keras.layers.LSTM(2), 3e-3, 0.3),
-        (keras.layers.Embedding(3, 2), 3e-3, 0.3),
-        (keras.layers.Embedding(3, 2, trainable=False), 7e-4, 0.03),
-        (keras.layers.MultiHeadAttention(1, 2), 3e-3, 0.003),
+        (keras.layers.Dense(2), 7e-4, 0.03, 1),
+        (keras.layers.LSTM(2), 3e-3, 0.3, 1),
+        (keras.layers.Embedding(3, 2), 1e-3, 0.003, 100),
+        (keras.layers.Embedding(3, 2, trainable=False), 7e-4, 0.03, 1),
+        (keras.layers.MultiHeadAttention(1, 2), 3e-3, 0.003, 1),
     ],
 )
-def test_steps_and_temperatures_suit_the_layers(layer, first_step, first_temperature):
+def test_steps_temperatures_and_prior_suit_the_layers(
+    layer, first_step, first_temperature, of_biases
+):
     inputs = keras.Input([4] if isinstance(layer, keras.layers.Embedding) else [4, 2])
     both = (inputs, inputs) if isinstance(layer, keras.layers.MultiHeadAttention) else (inputs,)
     model = keras.Model(inputs, keras.layers.Dense(2)(layer(*both)))
@@ -267,6 +269,7 @@ def test_steps_and_temperatures_suit_the_layers(layer, first_step, first_tempera
     settings = ensemble._kernel
     found = float(settings["step_size"](0)), float(settings["temperature"](0))
     assert found == pytest.approx((first_step, first_temperature))
+    assert settings["prior_variance"][-1] == of_biases
 
 
 def test_data_of_unknown_length_are_refused():

@@ -32,18 +32,24 @@ _ATTENTION = (
 
 
 class _Pace(NamedTuple):
-    """Steps and temperatures: where the run begins, the peak of the steps, and where it ends."""
+    """Steps and temperatures of a run, and a factor of the prior's variances.
+
+    Steps and temperatures have a value where the run begins and one where it ends, and steps also a
+    peak.
+    """
 
     first_step: float
     largest_step: float
     last_step: float
     first_temperature: float
     last_temperature: float
+    prior_variance: float = 1.0
 
 
 _PACE = _Pace(7e-4, 5e-3, 5e-4, 0.03, 0.001)
-_PACE_OF_WORDS = _Pace(3e-3, 3e-3, 3e-4, 0.3, 0.01)
+_PACE_OF_RECURRENT = _Pace(3e-3, 3e-3, 3e-4, 0.3, 0.01)
 _PACE_OF_ATTENTION = _Pace(3e-3, 3e-3, 3e-4, 0.003, 0.0001)
+_PACE_OF_EMBEDDINGS = _Pace(1e-3, 3e-3, 3e-4, 0.003, 0.0001, prior_variance=100.0)
 
 
 class AnnealedEnsemble:
@@ -54,13 +60,14 @@ class AnnealedEnsemble:
     variables, and the temperature \( 0.03\, (0.001 / 0.03)^t \). Masses follow the gradients
     (`mass_averaging` of 0.01). The largest learning rate grows from 0.0007 to 0.005 in the first
     four fifths, and falls to 0.0005 by a cosine over the last one (`CosineTail`), so that early
-    states are those of slow training and late ones those of a long way. In models with trainable
-    embeddings, attention or recurrent layers it is 0.003 until it falls to 0.0003, and temperatures
-    are 10 times as high, or with attention a tenth. All chains see the same batches, but each row
-    of a pool is hidden from two of them (see `RowsOfChains`): it counts for nothing in their
-    gradients, and N is the number of rows that a chain sees. These chains tell afterwards from
-    which part of the run predictions are taken (see `choose_windows`). Inputs of layers are
-    measured on the pool.
+    states are those of slow training and late ones those of a long way. With recurrent layers it is
+    0.003 until it falls to 0.0003, and temperatures are 10 times as high; with attention they are a
+    tenth. With embeddings but neither of them it grows from 0.001 to 0.003 and falls to 0.0003,
+    temperatures are a tenth, and the prior's variances 100 times as large. All chains see the same
+    batches, but each row of a pool is hidden from two of them (see `RowsOfChains`): it counts for
+    nothing in their gradients, and N is the number of rows that a chain sees. These chains tell
+    afterwards from which part of the run predictions are taken (see `choose_windows`). Inputs of
+    layers are measured on the pool.
 
     Attributes:
       num_steps: K, or None before the first `fit`.
@@ -126,7 +133,7 @@ class AnnealedEnsemble:
             ),
             "mass_averaging": _MASS_AVERAGING,
             "mass": [m.mass for m in found],
-            "prior_variance": [m.variance for m in found],
+            "prior_variance": [pace.prior_variance * m.variance for m in found],
             "centers": [(k, m.bias, m.center) for k, m in enumerate(found) if m.bias is not None],
             "prior_scale": GeometricDecay(1.0, _RELAXATION, k),
             "temperature": GeometricDecay(pace.first_temperature, pace.last_temperature, k),
@@ -172,8 +179,10 @@ def _pace(model: keras.Model) -> _Pace:
     layers = [layer for layer in internals.layers(model) if layer.trainable_variables]
     if any(isinstance(layer, _ATTENTION) for layer in layers):
         return _PACE_OF_ATTENTION
-    is_of_words = any(isinstance(x, keras.layers.Embedding | keras.layers.RNN) for x in layers)
-    return _PACE_OF_WORDS if is_of_words else _PACE
+    if any(isinstance(layer, keras.layers.RNN) for layer in layers):
+        return _PACE_OF_RECURRENT
+    has_embeddings = any(isinstance(layer, keras.layers.Embedding) for layer in layers)
+    return _PACE_OF_EMBEDDINGS if has_embeddings else _PACE
 
 
 def check_chains(num_chains: int | None) -> int:
