@@ -43,8 +43,9 @@ class SamplerCallback(keras.callbacks.Callback):
     it?". Five chains run side by side in one `fit`: SGHMC whose masses follow the gradients
     (`AnnealedSGHMC`), with the first layer around its mean input, a prior that is tight at first
     and then relaxes, a temperature that falls from 0.03 to 0.001, and steps that grow until they
-    fall in the last fifth. With trainable embeddings, attention or recurrent layers, steps are
-    constant until then, and the temperature is 10 times as high, or with attention a tenth. Each of
+    fall in the last fifth. With recurrent layers or attention, steps are constant until then, and
+    the temperature is 10 times as high, or with attention a tenth. With trainable embeddings and
+    neither of them, it is a tenth, and the prior's variances are 100 times as large. Each of
     min(0.4 N, 400) rows is hidden from two of the chains, and with these rows the parts of the run
     are chosen whose states predict best. `predict` averages over them. Nothing is to be set. Chains
     start from the layers' initialisers, unless `chains` says otherwise. The number of epochs is
