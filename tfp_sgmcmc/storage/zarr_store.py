@@ -307,7 +307,8 @@ def bytes_on_disk(variables: Variables, num_draws: int) -> int:
 
     The last chunk of an array has the size of the others, however many draws it holds.
 
-    >>> bytes_on_disk({"posterior": {"w": Variable((10,), "float32")}}, 1)  # and the draw's number
+    >>> w = stored_draws.Variable((10,), "float32")
+    >>> bytes_on_disk({"posterior": {"w": w}}, 1)  # and the draw's number
     480008
     """
     numbered = _numbered(variables)
