@@ -227,14 +227,8 @@ PROTOCOLS: dict[str, Protocol] = {
     ),
     "mixture": Protocol(
         "section 5.1, figure 2: a step for each sampler at which all are equally good at n = N",
-        (
-            Difference("passes", "30,000", "500"),
-            Difference("prior", "uniform", "N(0, 100)"),
-        ),
-        (
-            "an error of NOGIN below 1e-6, which is judged by none of so few passes",
-            "that SGHMC's larger friction costs its efficiency",
-        ),
+        (Difference("prior", "uniform", "N(0, 100)"),),
+        ("that SGHMC's larger friction costs its efficiency",),
         (
             "the step sizes, here of 0.005 to 0.08",
             "the friction",
