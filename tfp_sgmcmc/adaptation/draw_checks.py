@@ -117,10 +117,7 @@ def check_draws(
         flags += _flags_of_funnel(states, problem, seed, prepared.remedy)
     if prepared.noise is not None:
         c = prepared.choices
-        share, covariance = (
-            guarded_share(z),
-            noise_covariance(prepared.noise, z, blocks=4),
-        )
+        share, covariance = guarded_share(z), noise_covariance(prepared.noise, z, blocks=4)
         excess = excess_of(covariance, c.arguments["step_size"], c.batch_size or 1)
         measured = {"guarded_share": share, "run_excess": excess}
         line += (

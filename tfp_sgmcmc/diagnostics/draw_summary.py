@@ -166,10 +166,7 @@ def summarize(
     unknown = np.full(size, np.nan)
     bulk = tail = rhat = mcse = unknown
     if num >= _LEAST_FOR_RHAT:
-        bulk, tail = (
-            effective_sample_size(x, "bulk"),
-            effective_sample_size(x, "tail"),
-        )
+        bulk, tail = effective_sample_size(x, "bulk"), effective_sample_size(x, "tail")
         rhat = rank_normalized_rhat(x)
         mcse = x.std(axis=(0, 1), ddof=1) / np.sqrt(effective_sample_size(x, "mean"))
     return DrawSummary(

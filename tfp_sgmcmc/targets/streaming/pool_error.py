@@ -53,7 +53,7 @@ class PoolReport:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What was done, in plain words."""
+        """The passes over the data and the error of the pool, in plain words."""
         seconds = ", ".join(f"{p.seconds:.3g} s" for p in self.passes)
         read, count = self.passes[0], len(self.passes)
         rate = read.num_rows / max(read.seconds, 1e-9)
