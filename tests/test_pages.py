@@ -49,7 +49,11 @@ def name_of(page: Path) -> str:
 
 
 WITH_CODE = [
-    pytest.param(page, id=name_of(page), marks=() if name_of(page) in CHEAP else pytest.mark.slow)
+    pytest.param(
+        page,
+        id=name_of(page),
+        marks=(pytest.mark.thorough if name_of(page) in CHEAP else pytest.mark.slow),
+    )
     for page in PAGES
     if any(b["reason"] is None for b in blocks(page))
     and not name_of(page).startswith(RUN_ELSEWHERE)

@@ -68,6 +68,7 @@ def test_a_new_small_target_leaves_no_programs() -> None:
     assert made.graphs and made.maps[0] < 20
 
 
+@pytest.mark.thorough
 def test_another_batch_size_has_its_own_gradients() -> None:
     """Kept programs of estimates distinguish the minibatches of copies."""
     samples, seed = tf.ones([3, 2]), tf.constant([0, 1])

@@ -10,19 +10,22 @@ of these scores on test data:
   AUROC  how well the predictive entropy tells test inputs from those of another law: digits turned
          by 90 degrees, or docstrings of NumPy,
 
-then the passes over the data, and the seconds with compilation and predictions. "*" marks the best
+then the passes over the data, the processor seconds with compilation and predictions, and the
+megabytes of the weights that predictions need. "*" marks the best
 mean of a column, with all that are not beyond it by twice the standard error of the paired
 difference between seeds.
 
 The problems: 2000 digits of MNIST for a dense network, 784-50-10, and for a network with two
 convolutions; the diabetes data of scikit-learn; and docstrings of Python's standard library, by
 their package (see `benchmarks.predictions.docstrings`). All methods have the same prior, as a
-penalty where they optimise: N(0, 10 / fan-in) for kernels, and N(0, 1) for biases and embeddings.
+penalty where they optimise: N(0, 10 / fan-in) for kernels, and N(0, 1) for biases and embeddings;
+only "annealed", which is `fit` with `SamplerCallback()` and no other argument, has its own.
 
 Adam trains for E epochs. A deep ensemble has 5 such networks, and the others take as many passes:
 SWAG goes on from E epochs with the same Adam, dropout trains a network with a rate of 0.2 and keeps
-it on for predictions, SGLD, SGHMC and cyclical SGHMC begin at Adam's weights, with a quarter of
-their steps as burn-in, and the warm-started ensemble has 5 networks after E/2 epochs and 5 chains.
+it on for predictions, "annealed" has 5 chains of E epochs. SGLD, SGHMC and cyclical SGHMC begin at
+Adam's weights, with a quarter of their steps as burn-in, and the warm-started ensemble has 5
+networks after E/2 epochs and 5 chains.
 Prior and step sizes were chosen by hand on rows that are not test data. A step size at which a
 chain does not stay finite is halved. The temperature is 1.
 """
@@ -49,12 +52,13 @@ QUICK_EPOCHS = 2
 
 
 class Row(NamedTuple):
-    """Scores of one method on one problem, `[seeds]` for each score, and what they cost."""
+    """Scores of one method on one problem, `[seeds]` for each score, with its cost."""
 
     method: str
     scores: dict[str, np.ndarray]
     passes: float
     seconds: float
+    megabytes: float
 
 
 def run(
@@ -109,6 +113,7 @@ class Measure:
                 "scores": {k: float(v) for k, v in score(r.predicted, y)._asdict().items()},
                 "passes": r.passes,
                 "seconds": r.seconds,
+                "megabytes": r.megabytes,
             }
             for r in results
         ]
@@ -117,14 +122,16 @@ class Measure:
 def as_row(result: dict[str, Any]) -> Row:
     """Returns the row of a single seed."""
     by_score = {key: np.array([result["scores"][key]]) for key in LOWER_IS_BETTER}
-    return Row(result["method"], by_score, result["passes"], result["seconds"])
+    cost = (result[key] for key in ("passes", "seconds", "megabytes"))
+    return Row(result["method"], by_score, *cost)
 
 
 def joined(rows: Sequence[Row]) -> Row:
     """Returns the row of several seeds."""
     by_score = {k: np.concatenate([r.scores[k] for r in rows]) for k in LOWER_IS_BETTER}
     seconds = float(np.mean([r.seconds for r in rows]))
-    return Row(rows[0].method, by_score, rows[0].passes, seconds)
+    first = rows[0]
+    return Row(first.method, by_score, first.passes, seconds, first.megabytes)
 
 
 def best(rows: list[Row], key: str) -> set[str]:
@@ -149,7 +156,7 @@ def cells(row: Row, winners: dict[str, set[str]]) -> list[str]:
         values = row.scores[key]
         spread = f" ~ {values.std(ddof=1):.3f}" if len(values) > 1 else ""
         line.append(f"{values.mean():.3f}{spread}{'*' * (row.method in methods_of_key)}")
-    return [*line, f"{row.passes:.0f}", f"{row.seconds:.0f}"]
+    return [*line, f"{row.passes:.0f}", f"{row.seconds:.0f}", f"{row.megabytes:.2f}"]
 
 
 def show(found: Iterable[tuple[str, list[Row]]]) -> dict[str, Table]:
@@ -158,7 +165,7 @@ def show(found: Iterable[tuple[str, list[Row]]]) -> dict[str, Table]:
     for name, rows in found:
         keys = [k for k in LOWER_IS_BETTER if not any(np.isnan(r.scores[k]).any() for r in rows)]
         winners = {key: best(rows, key) for key in keys}
-        heads = ("method", *(HEADS[key] for key in keys), "passes", "s")
+        heads = ("method", *(HEADS[key] for key in keys), "passes", "cpu s", "MB")
         print(f"\n{name}", flush=True)
         lines = [cells(row, winners) for row in rows]
         tables[name[0].upper() + name[1:]] = command_line.print_table(

@@ -13,8 +13,8 @@ are trained in one compiled program (see `side_by_side.py`), unless `--by-fit` i
 The table gives the means over splits of NLL (in nats), error (share of wrong classes, or root mean
 squared error), calibration (expected error over 15 bins, or coverage of 90 % intervals), and the
 difference of each NLL from DE5's, paired by split, with its standard error. With
-`--by-fit`, "cpu" is the processor time of all `fit`s, compilation and predictions, divided by that
-of DE5.
+`--by-fit`, "fit" is the processor time of all `fit`s with compilation, divided by that of DE5's
+`fit`s, and "predict" that of the predictions of the test rows, divided by the same.
 """
 
 from __future__ import annotations
@@ -88,25 +88,29 @@ def compare(
     table: Table, seed: int, units: Sequence[int], train: Callable[..., Any], is_timed: bool = True
 ) -> dict[str, Scores]:
     """Returns the scores of the methods in one split, and with `is_timed` their processor times."""
-    data = split(table, seed)
-    start = time.process_time()
+    data, clock = split(table, seed), time.process_time
+    start = clock()
     models = [make_model(data, table, units, [seed, i]) for i in range(MEMBERS)]
     samples, used = train(models, data, seed)
+    cpu = {"DE5": clock() - start}
+    cpu["Adam"] = cpu["DE5"] / MEMBERS
     ensemble = sgmcmc.keras.Posterior(models[0], models[0].weights, samples)
-    found: dict[str, Any] = {"DE5": scores(ensemble, data)}
-    trained = time.process_time() - start if is_timed else None
-    found["Adam"] = scores(ensemble.with_samples([s[:1] for s in samples]), data)
+    posteriors = {"DE5": ensemble, "Adam": ensemble.with_samples([s[:1] for s in samples])}
 
-    start = time.process_time()
+    start = clock()
     share = 1 - data.num_validation / len(data.x)
     passes = max(1, round(used * share))
     model = make_model(data, table, units, [seed, MEMBERS])
     sampler = sgmcmc.keras.SamplerCallback(seed=seed)
     model.fit(data.x, data.y, epochs=passes, batch_size=BATCH, callbacks=[sampler], verbose=0)
-    found["annealed"] = scores(sampler.posterior, data)
-    found["annealed"]["cpu"] = time.process_time() - start
-    if trained is not None:
-        found["DE5"]["cpu"], found["Adam"]["cpu"] = trained, trained / MEMBERS
+    posteriors["annealed"], cpu["annealed"] = sampler.posterior, clock() - start
+
+    found: dict[str, Any] = {}
+    for method, posterior in posteriors.items():
+        start = clock()
+        found[method] = scores(posterior, data)
+        if is_timed:
+            found[method] |= {"fit": cpu[method], "predict": clock() - start}
     keras.backend.clear_session()
     for method in found:
         found[method]["epochs"] = passes if method == "annealed" else used
@@ -187,21 +191,24 @@ def show(found: Iterable[tuple[str, list[dict[str, Scores]]]]) -> dict[str, Prin
     """Prints the table; returns it."""
     lines = []
     for name, by_split in found:
-        is_timed = by_split[0]["DE5"].get("cpu") is not None
+        is_timed = "fit" in by_split[0]["DE5"]
         for method in METHODS:
             mean = {
                 key: float(np.mean([s[method][key] for s in by_split]))
                 for key in ("nll", "error", "calibration")
             }
-            shares = [s[method]["cpu"] / s["DE5"]["cpu"] for s in by_split] if is_timed else []
+            shares = {
+                key: float(np.mean([s[method][key] / s["DE5"]["fit"] for s in by_split]))
+                for key in ("fit", "predict") * is_timed
+            }
             gap, error = difference(by_split, method)
             shown = "" if method == "DE5" else f"{gap:+.3f} +- {error:.3f}"
             lines.append([
                 name if method == METHODS[0] else "", method, f"{mean['nll']:.3f}", shown,
                 f"{mean['error']:.3f}", f"{mean['calibration']:.3f}",
-                f"{np.mean(shares):.2f}" if is_timed else "",
+                *(f"{shares[key]:.2f}" if is_timed else "" for key in ("fit", "predict")),
             ])  # fmt: skip
-    heads = ("data", "method", "NLL", "NLL - DE5", "error", "calibration", "cpu")
+    heads = ("data", "method", "NLL", "NLL - DE5", "error", "calibration", "fit", "predict")
     return {"": command_line.print_table(dict.fromkeys(heads, ""), lines)}
 
 

@@ -68,11 +68,14 @@ class ScaledPrior(keras.regularizers.Regularizer):
         return {"num_examples": self.num_examples}
 
 
-def make_model(problem: Problem, data: Data, dropout: float = 0.0) -> keras.Model:
-    """Returns a compiled model, whose penalties are the prior."""
+def make_model(
+    problem: Problem, data: Data, dropout: float = 0.0, *, is_penalized: bool = True
+) -> keras.Model:
+    """Returns a compiled model, whose penalties are the prior unless it has none."""
     num = len(data.x)
     unit = keras.regularizers.L2(0.5 / num)
     given = {"kernel_regularizer": ScaledPrior(num), "bias_regularizer": unit}
+    given = given if is_penalized else {}
     layers = problem.layers(dropout, given)
     shape, dtype = data.x.shape[1:], data.x.dtype.name
     model = keras.Sequential(
@@ -129,7 +132,7 @@ def _convolutions(share: float, given: dict[str, Any]) -> list[Any]:
 
 
 def _words(share: float, given: dict[str, Any]) -> list[Any]:
-    prior = given["bias_regularizer"]  # N(0, 1)
+    prior = given.get("bias_regularizer")  # N(0, 1)
     embedding = L.Embedding(
         docstrings.VOCABULARY, 16, embeddings_regularizer=prior, embeddings_initializer="normal"
     )

@@ -172,7 +172,10 @@ def on_an_interval(theta: tf.Tensor, mu: tf.Tensor, tau: tf.Tensor, v: tf.Tensor
 
 @pytest.mark.parametrize(
     "density",
-    [of_shape, of_sum, of_curve, correlated, walk, unknown, written_well, on_an_interval],
+    [
+        *(of_shape, of_sum, of_curve, correlated, unknown, on_an_interval),
+        *(pytest.param(prior, marks=pytest.mark.thorough) for prior in (walk, written_well)),
+    ],
 )
 def test_other_priors_are_refused(density: Prior) -> None:
     """The shape depends on tau; the width is no product; the location bends; effects correlate.

@@ -79,7 +79,9 @@ STATES: dict[Any, dict[str, list[int]]] = {
 }
 
 
-@pytest.mark.parametrize("log_prior", [centered, in_two_parts])
+@pytest.mark.parametrize(
+    "log_prior", [centered, pytest.param(in_two_parts, marks=pytest.mark.thorough)]
+)
 def test_correlated_effects_become_standard_normals(log_prior: Callable[..., tf.Tensor]) -> None:
     """In the new coordinates the prior is that of z and the scales alone, Jacobian included."""
     problem, state = target_of(log_prior), start(**STATES[log_prior])

@@ -55,7 +55,7 @@ def test_texts_are_real_and_come_in_the_same_order() -> None:
 
 def row(method: str, nll: list[float]) -> command.Row:
     values = {key: np.full(len(nll), np.nan) for key in command.LOWER_IS_BETTER}
-    return command.Row(method, {**values, "nll": np.array(nll)}, 1.0, 1.0)
+    return command.Row(method, {**values, "nll": np.array(nll)}, 1.0, 1.0, 1.0)
 
 
 def test_the_best_and_those_that_cannot_be_told_from_it_are_marked() -> None:
@@ -68,9 +68,10 @@ def test_the_best_and_those_that_cannot_be_told_from_it_are_marked() -> None:
 def results(seed: int) -> list[dict[str, object]]:
     found = {key: float("nan") for key in command.LOWER_IS_BETTER}
     return [
-        {"method": m, "scores": {**found, "nll": nll + seed}, "passes": 5, "seconds": 2.0}
+        {"method": m, "scores": {**found, "nll": nll + seed}, "passes": 5, "seconds": 2.0,
+         "megabytes": 0.25}
         for m, nll in (("a", 1.0), ("b", 0.5))
-    ]
+    ]  # fmt: skip
 
 
 def test_scores_of_a_seed_are_kept_and_shown_in_a_table_of_the_problem(
@@ -89,8 +90,8 @@ def test_scores_of_a_seed_are_kept_and_shown_in_a_table_of_the_problem(
     assert asked == [0, 1]
     assert tables == {
         "Digits, dense": Table(
-            ("method", "NLL", "passes", "s"),
-            [("a", "1.500 ~ 0.707", "5", "2"), ("b", "1.000 ~ 0.707*", "5", "2")],
+            ("method", "NLL", "passes", "cpu s", "MB"),
+            [("a", "1.500 ~ 0.707", "5", "2", "0.25"), ("b", "1.000 ~ 0.707*", "5", "2", "0.25")],
         )
     }
 
@@ -113,7 +114,7 @@ def test_differences_of_ensembles_are_paired(capsys: pytest.CaptureFixture[str])
     by_split = [
         {
             name: {"nll": base + gap * (name == "annealed"), "error": 0.1, "calibration": 0.0,
-                   "cpu": 2.0 if name == "DE5" else 1.0}
+                   "fit": 2.0 if name == "DE5" else 1.0, "predict": 0.5}
             for name in ensembles.METHODS
         }
         for base, gap in zip([1.0, 5.0, 9.0], gaps, strict=True)
@@ -123,7 +124,7 @@ def test_differences_of_ensembles_are_paired(capsys: pytest.CaptureFixture[str])
     assert ensembles.difference(by_split, "DE5") == (0.0, 0.0)
     ((_, table),) = ensembles.show([("made up", by_split)]).items()
     assert table.lines[2][2:5] == ("4.800", "-0.200 +- 0.058", "0.100")
-    assert table.lines[2][-1] == "0.50" and "made up" in capsys.readouterr().out
+    assert table.lines[2][-2:] == ("0.50", "0.25") and "made up" in capsys.readouterr().out
 
 
 @pytest.mark.thorough

@@ -72,7 +72,7 @@ def test_a_seed_for_each_position_names_its_permutation() -> None:
 @pytest.mark.parametrize(
     ("size", "batch_size"), [pytest.param(7, 7, marks=pytest.mark.slow), (251, 100)]
 )
-@pytest.mark.parametrize("is_symmetric", [False, True])
+@pytest.mark.parametrize("is_symmetric", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_minibatches_of_epochs_are_one_permutation_after_the_other(
     size: int, batch_size: int, jit: bool, is_symmetric: bool
 ) -> None:

@@ -81,6 +81,7 @@ def test_program_gives_the_draws_of_sample_chain_bit_for_bit(name: str, tmp_path
     assert not np.array_equal(other["kept_0"], first["kept_0"])
 
 
+@pytest.mark.thorough
 def test_a_program_for_gpus_takes_blocks_of_steps_and_gives_the_same_draws(
     tmp_path: Path,
 ) -> None:

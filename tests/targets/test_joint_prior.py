@@ -90,6 +90,7 @@ def pinned() -> Any:
     return joint.experimental_pin(y=ROWS)
 
 
+@pytest.mark.thorough
 def test_a_pinned_joint_distribution_is_a_posterior() -> None:
     problem = as_problem(pinned())
     state = single_state(problem, None)

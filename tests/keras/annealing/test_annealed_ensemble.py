@@ -217,6 +217,7 @@ def test_early_stopping_is_refused():
         affine().fit(X, Y, verbose=0, callbacks=[sgmcmc.keras.SamplerCallback(), stop])
 
 
+@pytest.mark.thorough
 def test_rare_words_are_learnt():
     """Each of 60 words decides the class of five rows, whose other words are common.
 

@@ -47,7 +47,10 @@ def mixed_precision():
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
 @pytest.mark.parametrize(
     "make",
-    [pytest.param(images, marks=pytest.mark.thorough), two_inputs_and_outputs, mixed_precision],
+    [
+        two_inputs_and_outputs,
+        *(pytest.param(make, marks=pytest.mark.thorough) for make in (images, mixed_precision)),
+    ],
 )
 def test_any_model(make, tmp_path):
     """Saved, loaded and served states predict as the callback does."""

@@ -17,12 +17,16 @@ tfb, tfd = tfp.bijectors, tfp.distributions
 
 
 def ascend(log_prob_fn: Callable[[tf.Tensor], tf.Tensor], start: list[float]) -> Ascent:
-    def derivatives(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        x = tf.constant(theta)
+    @tf.function(autograph=False)
+    def of_both_orders(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         with tf.GradientTape() as outer:
             outer.watch(x)
             gradient = tfp.math.value_and_gradient(log_prob_fn, x)[1]
-        return outer.jacobian(gradient, x).numpy(), gradient.numpy()
+        return outer.jacobian(gradient, x), gradient
+
+    def derivatives(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        hessian, gradient = of_both_orders(tf.constant(theta))
+        return hessian.numpy(), gradient.numpy()
 
     found = newton_ascent(
         lambda theta: float(log_prob_fn(tf.constant(theta))),

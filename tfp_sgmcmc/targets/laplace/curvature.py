@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -145,7 +146,9 @@ def posterior_product(
         data = tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), batches)
         data = tf.nest.map_structure(lambda x: x[:max_examples], data)
         size = len(tf.nest.flatten(data)[0])
-        product = _product(target.of_one_batch, _rows_of, size, total)
+        stream, name = target.of_one_batch, f"Hessian products of {size} examples of a stream"
+        make = functools.partial(_product, stream, _rows_of, size, total)
+        product = kept_program(target, name, state, make)
     elif isinstance(target, ShardedLogProb):
         return _product_of_estimate(target.with_most(max_examples), seed, ())
     elif isinstance(target, MinibatchLogProb):
