@@ -31,7 +31,6 @@ ORDER = [
     "diagnostics.run_report",
     "sampling",
     "sampling.shards",
-    "adaptation.priors",
     "adaptation",
     "keras.model",
     "keras.posterior",

@@ -13,8 +13,8 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc.adaptation.coordinates import standardize
 from tfp_sgmcmc.adaptation.independent_draws import with_proposal
 from tfp_sgmcmc.adaptation.langevin import NUM_STATES
+from tfp_sgmcmc.adaptation.noncentering import noncentered
 from tfp_sgmcmc.adaptation.pilot import Gradients
-from tfp_sgmcmc.adaptation.priors.noncentering import noncentered
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel, trace_divergences
 from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.kernels import NOGIN, UnderdampedLangevin
