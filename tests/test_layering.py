@@ -28,7 +28,6 @@ ORDER = [
     "targets.validation",
     "kernels",
     "diagnostics",
-    "diagnostics.run_report",
     "sampling",
     "sampling.shards",
     "adaptation",

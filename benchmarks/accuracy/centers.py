@@ -38,7 +38,7 @@ from tfp_sgmcmc.adaptation.langevin import (
     noise_covariance,
     safe_settings,
 )
-from tfp_sgmcmc.diagnostics.kl_normal import fit_kl_normal
+from tfp_sgmcmc.diagnostics.certificate import fit_kl_normal
 from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
 from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
 

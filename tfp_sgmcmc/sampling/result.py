@@ -10,8 +10,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import tree
 
-from tfp_sgmcmc.diagnostics.draw_plots import plot_marginals, plot_traces
-from tfp_sgmcmc.diagnostics.draw_summary import DrawSummary
+from tfp_sgmcmc.diagnostics.draw_summary import DrawSummary, plot_marginals, plot_traces
 from tfp_sgmcmc.diagnostics.leave_one_out import LeaveOneOut, leave_one_out
 from tfp_sgmcmc.internal import extras
 from tfp_sgmcmc.internal.checks import integer

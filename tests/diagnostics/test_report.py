@@ -14,7 +14,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.covariance import CovarianceState
-from tfp_sgmcmc.diagnostics.run_report import chain_checks
+from tfp_sgmcmc.diagnostics import chain_checks
 
 tfd = tfp.distributions
 

@@ -10,15 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.diagnostics.draw_plots import plot_deviations
-from tfp_sgmcmc.diagnostics.run_report import chain_checks
-from tfp_sgmcmc.diagnostics.run_report.bias import (
-    Bias,
-    Entries,
-    TestedEntries,
-    draws_and_gradients,
-    find_bias,
-)
+from tfp_sgmcmc.diagnostics import chain_checks
+from tfp_sgmcmc.diagnostics.bias import Bias, Entries, TestedEntries, draws_and_gradients, find_bias
+from tfp_sgmcmc.diagnostics.draw_summary import plot_deviations
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.internal.extras import import_figure
 from tfp_sgmcmc.internal.nest import dotted_names

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.diagnostics.run_report.gradient_tests import (
+from tfp_sgmcmc.diagnostics.gradient_tests import (
     Deviations,
     GradientTestResults,
     run_gradient_tests,

@@ -6,8 +6,8 @@ The draws are exact, so that all rates are known. No TensorFlow runs here.
 import numpy as np
 import pytest
 
-from tfp_sgmcmc.diagnostics.run_report.bias import Bias, Entries, find_bias
-from tfp_sgmcmc.diagnostics.run_report.gradient_tests import GradientTestResults, run_gradient_tests
+from tfp_sgmcmc.diagnostics.bias import Bias, Entries, find_bias
+from tfp_sgmcmc.diagnostics.gradient_tests import GradientTestResults, run_gradient_tests
 
 NUM_DRAWS, NUM_CHAINS = 500, 4
 
