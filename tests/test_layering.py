@@ -38,7 +38,6 @@ ORDER = [
     "keras.chain",
     "keras.records",
     "keras.checks",
-    "keras.annealing",
     "keras.adaptation",
     "keras",
     "demo",

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tfp_sgmcmc.keras.annealing.layer_masses import layer_masses
+from tfp_sgmcmc.keras.adaptation.layer_masses import layer_masses
 
 RNG = np.random.default_rng(0)
 L = keras.layers

@@ -9,9 +9,9 @@ import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tests.keras.small_models import assert_close, assert_equal
 from tfp_sgmcmc import random
-from tfp_sgmcmc.keras.annealing.annealed_ensemble import AnnealedEnsemble
+from tfp_sgmcmc.keras.adaptation.annealed_ensemble import AnnealedEnsemble
 from tfp_sgmcmc.keras.data import training_data
-from tfp_sgmcmc.keras.model.rows_of_chains import row_hashes
+from tfp_sgmcmc.keras.model.log_prob import row_hashes
 
 CHECKS_CURVATURE = True
 N, B, C, EPOCHS = 40, 8, 5, 4

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tfp_sgmcmc.keras.annealing.window_choice import WINDOWS, choose_windows, last_window
+from tfp_sgmcmc.keras.adaptation.annealed_ensemble import WINDOWS, choose_windows, last_window
 
 S, C, Q = 40, 5, 30
 RNG = np.random.default_rng(0)

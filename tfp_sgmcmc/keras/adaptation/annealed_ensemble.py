@@ -1,23 +1,37 @@
-"""The annealed ensemble that `SamplerCallback()` makes: its kernel, its pool and its members."""
+"""The annealed ensemble that `SamplerCallback()` makes: its kernel, its pool and its members.
+
+The pool are training rows that some chains never see. They choose the windows of time whose states
+predict best.
+"""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.keras.annealing.layer_masses import layer_masses
-from tfp_sgmcmc.keras.annealing.window_choice import WindowChoice, choose_windows, last_window
-from tfp_sgmcmc.keras.data.left_out_pool import LeftOutPool, left_out_pool
+from tfp_sgmcmc.keras.adaptation.layer_masses import layer_masses
 from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model import internals
-from tfp_sgmcmc.keras.model.rows_of_chains import RowsOfChains
+from tfp_sgmcmc.keras.model.log_prob import RowsOfChains, folds, num_missed, row_hashes
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
 from tfp_sgmcmc.kernels.annealed_sghmc import AnnealedSGHMC
 from tfp_sgmcmc.schedules import CosineTail, GeometricDecay
+
+_SHARE, _MOST = 0.4, 400  # of the rows, and rows
+
+Window = tuple[float, float]
+
+#: Shares of the run, `(after, until)`.
+WINDOWS: tuple[Window, ...] = (
+    (0.05, 0.15), (0.1, 0.2), (0.15, 0.3), (0.2, 0.4), (0.3, 0.5),
+    (0.4, 0.6), (0.5, 0.7), (0.6, 0.8), (0.7, 0.9), (0.8, 1.0),
+)  # fmt: skip
+_ROUNDING = 1e-9
 
 NUM_CHAINS, NUM_STATES = 5, 80
 _RELAXATION = 100.0  # factor of the prior's variance from the first step to the last
@@ -29,6 +43,190 @@ _ATTENTION = (
     keras.layers.Attention,
     keras.layers.AdditiveAttention,
 )
+
+
+class LeftOutPool(NamedTuple):
+    """The rows of the pool.
+
+    Attributes:
+      rows: decides which rows of a batch each chain sees.
+      x: their inputs, a nest of arrays `[q, ...]`.
+      y: their targets, in the same form.
+      fold: the first of the two chains that never see a row, `[q]`; the other one follows it.
+    """
+
+    rows: RowsOfChains
+    x: Any
+    y: Any
+    fold: np.ndarray
+
+
+def left_out_pool(
+    source: Source, num_examples: int, num_chains: int, key: int
+) -> LeftOutPool | None:
+    """Returns a pool of min(0.4 N, 400) rows; None if rows cannot be read twice alike.
+
+    The data are read once, and data that are not arrays twice: rows that an augmentation has
+    changed do not come again.
+
+    Args:
+      source: the data of `fit`.
+      num_examples: N.
+      num_chains: C.
+      key: see `RowsOfChains`.
+
+    Raises:
+      ValueError: the rows' weights are all zero, or one is negative.
+    """
+    if source.passes is None:
+        return None
+    size = int(min(_SHARE * num_examples, _MOST))
+    # All rows below this hash are candidates; fewer than `size` are so once in 10^6 times.
+    share = min(1.0, (size + 5 * size**0.5 + 5) / num_examples)
+    found = _candidates(source.passes(), key, int(share * 2**32))
+    if found is None:
+        return None
+    hashes, x, y, mean_weight = found
+    order = np.argsort(hashes, kind="stable")
+    bound = int(hashes[order[size]]) if size < len(order) else int(share * 2**32)
+    chosen = order[hashes[order] < bound]
+    if not len(chosen) or not _come_again(source, key, hashes[chosen]):
+        return None
+    x, y = (internals.map_arrays(lambda a: a[chosen], nest) for nest in (x, y))
+    fold = np.asarray(folds(hashes[chosen], num_chains))
+    num_seen = num_examples - num_missed(fold, num_chains)
+    rows = RowsOfChains(bound, num_chains, key, num_seen, mean_weight)
+    return LeftOutPool(rows, x, y, fold)
+
+
+def _candidates(
+    passes: Iterator[Any], key: int, bound: int
+) -> tuple[np.ndarray, Any, Any, float] | None:
+    """Returns hashes, inputs and targets of rows with hashes below a bound, and the mean weight."""
+    parts, known = [], []
+    for x, y, weight in passes:
+        known.append(_flat_weights(weight))
+        hashes = row_hashes(x, key).numpy()
+        below = np.flatnonzero(hashes < bound)
+        if len(below):
+            nests = internals.map_arrays(lambda a, rows=below: np.asarray(a)[rows], (x, y))
+            parts.append((hashes[below], *nests))
+    if not parts:
+        return None
+    hashes, x, y = zip(*parts, strict=True)
+    flat = np.concatenate(known)
+    checks.nonnegative_weights("sample_weight", flat)
+    mean = float(flat.mean(dtype=np.float64)) if len(flat) else 1.0
+    return np.concatenate(hashes), _joined(x), _joined(y), mean
+
+
+def _flat_weights(weight: Any) -> np.ndarray:
+    """Returns the weights of a batch's rows; none if there are none, or several for a row."""
+    leaves = [] if weight is None else keras.tree.flatten(weight)
+    if len(leaves) != 1 or leaves[0] is None or np.prod(leaves[0].shape[1:]) != 1:
+        return np.zeros(0)
+    return np.ravel(leaves[0])
+
+
+def _joined(nests: Sequence[Any]) -> Any:
+    """Returns nests of arrays concatenated leaf by leaf; leaves may be None."""
+    return keras.tree.map_structure(lambda *a: None if a[0] is None else np.concatenate(a), *nests)
+
+
+def _come_again(source: Source, key: int, hashes: np.ndarray) -> bool:
+    """Returns whether another pass over data that are not arrays has rows of these hashes."""
+    if source.arrays is not None:
+        return True
+    assert source.passes is not None
+    missing = set(hashes.tolist())
+    for x, _, _ in source.passes():
+        missing -= set(row_hashes(x, key).numpy().tolist())
+        if not missing:
+            return True
+    return False
+
+
+class WindowChoice(NamedTuple):
+    """The windows whose states make the ensemble.
+
+    Attributes:
+      windows: the windows, as shares of the run.
+      loss: the extrapolated loss of each window of `WINDOWS` that has states, in nats, by window.
+        Empty where there was no pool to choose with.
+      num_rows: the rows of the pool.
+      is_chosen: whether a state belongs to a window, `[S]`.
+    """
+
+    windows: tuple[Window, ...]
+    loss: dict[Window, float]
+    num_rows: int
+    is_chosen: np.ndarray
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{100 * a:.0f}-{100 * b:.0f} %" for a, b in self.windows)
+        states = f"{int(self.is_chosen.sum())} states a chain from {shown} of the run"
+        if not self.loss:
+            return f"{states}. No rows were left out to choose with, so these are the last ones."
+        best = min(self.loss.values())
+        return f"{states}, chosen by {self.num_rows} rows: loss {best:.4f} nats (extrapolated)."
+
+
+def choose_windows(log_likelihood: np.ndarray, times: np.ndarray, fold: np.ndarray) -> WindowChoice:
+    r"""Chooses all windows that are as good as the best within one standard error.
+
+    Two of the C chains have never seen a row of the pool. With the mean predictions p1 and p2 of
+    these chains over the states of a window, the loss of the mean over C chains is extrapolated as
+
+    \[
+    E = -\log \frac{p_1 + p_2}{2}
+      - \Bigl( 1 - \frac 2 C \Bigr) \frac{\delta^2}{2},
+    \qquad \delta = \frac{p_1 - p_2}{p_1 + p_2},
+    \]
+
+    because the loss of a mean of c chains falls about as 1/c, from one chain to two by
+    \( -\tfrac12 \log(1 - \delta^2) \), of which this is the leading term. (The logarithm itself
+    would promise no end of gain where one of the chains is sure of a wrong class.) A window is
+    chosen if the mean over rows of its E minus that of the best window is at most its standard
+    error.
+
+    Args:
+      log_likelihood: of the pool's rows by each state, `[S, C, q]`.
+      times: the share of the run after which each state was left, in (0, 1], `[S]`.
+      fold: the first of the two chains that have not seen a row, `[q]`.
+    """
+    num_chains, rows = log_likelihood.shape[1], np.arange(len(fold))
+    extrapolated: dict[Window, np.ndarray] = {}
+    for window in WINDOWS:
+        inside = log_likelihood[_is_in(times, window)]
+        if not len(inside):
+            continue
+        by_chain = np.logaddexp.reduce(inside, axis=0) - np.log(len(inside))  # [C, q]
+        pair = np.stack([by_chain[(fold + i) % num_chains, rows] for i in (0, 1)])
+        delta = np.tanh((pair[0] - pair[1]) / 2)
+        loss = np.log(2) - np.logaddexp(*pair)
+        extrapolated[window] = loss - (1 - 2 / num_chains) * delta**2 / 2
+    if not extrapolated:
+        return last_window(times)
+    means = {window: float(e.mean()) for window, e in extrapolated.items()}
+    best = extrapolated[min(means, key=lambda w: means[w])]
+    chosen = []
+    for window, e in extrapolated.items():
+        gap = e - best
+        if gap.mean() <= gap.std() / len(gap) ** 0.5 + 1e-12:
+            chosen.append(window)
+    return WindowChoice(tuple(chosen), means, len(fold), _is_in(times, *chosen))
+
+
+def last_window(times: np.ndarray) -> WindowChoice:
+    """Returns the states of the last window; of a run that ended before, the last fifth of it."""
+    after, until = (x * min(1.0, float(times.max())) for x in WINDOWS[-1])
+    return WindowChoice(((after, until),), {}, 0, _is_in(times, (after, until)))
+
+
+def _is_in(times: np.ndarray, *windows: Window) -> np.ndarray:
+    """Returns whether a time is in one of the windows."""
+    inside = [(times > a + _ROUNDING) & (times <= b + _ROUNDING) for a, b in windows]
+    return np.any(inside, axis=0)
 
 
 class _Pace(NamedTuple):
