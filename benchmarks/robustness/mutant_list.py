@@ -240,7 +240,7 @@ CHANGES: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
         ("tf.math.ceil(target_state.size)", "tf.math.floor(target_state.size)"),
         ("rest = total if self.target.replacement else total - size", "rest = total - size"),
     ),
-    ("targets", "targets/control_variates/svrg.py"): (
+    ("targets", "targets/control_variates/control_variate.py"): (
         ("step % self.update_every == 0", "step % self.update_every == 1"),
     ),
     ("targets", "targets/anchored.py"): (("g + (a - b)", "g + (a - 0.98 * b)"),),

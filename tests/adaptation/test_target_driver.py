@@ -50,7 +50,7 @@ from tfp_sgmcmc.adaptation.prior_scale import (
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.storage import npz
-from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
+from tfp_sgmcmc.targets.control_variates.control_variate import RemainderCovariance
 from tfp_sgmcmc.targets.laplace.quadratic import Hessians
 
 tfd = tfp.distributions

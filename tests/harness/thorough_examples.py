@@ -29,7 +29,7 @@ THOROUGH_EXAMPLES = {
         "sampling.result.SampleResult.map",
         "sampling.result.SampleResult.summary",
         "targets.laplace.whitening.whiten",
-        "targets.linear_model.LinearModel",
+        "targets.model_target.LinearModel",
         "targets.minibatch.MinibatchLogProb.from_joint",
         "targets.streamed.StreamedLogProb",
     )

@@ -18,7 +18,7 @@ from tfp_sgmcmc.kernels import UnderdampedLangevin
 from tfp_sgmcmc.kernels.linear_theory import splitting_law
 from tfp_sgmcmc.targets import ControlVariate, MinibatchLogProb
 from tfp_sgmcmc.targets.base import ExpansionError
-from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
+from tfp_sgmcmc.targets.control_variates.control_variate import RemainderCovariance
 from tfp_sgmcmc.targets.laplace.quadratic import GUARD
 
 NUM_STATES = 16  # at which the noise is evaluated at a time

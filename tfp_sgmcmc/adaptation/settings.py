@@ -16,7 +16,7 @@ from tfp_sgmcmc.internal.tables import Table, as_html, code_block
 from tfp_sgmcmc.sampling.loop import Loop
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.sampling.steps import StepPlan
-from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
+from tfp_sgmcmc.targets.control_variates.control_variate import RemainderCovariance
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

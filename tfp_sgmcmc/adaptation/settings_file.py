@@ -23,7 +23,7 @@ from tfp_sgmcmc.sampling.run_fingerprint import describe_all_data
 from tfp_sgmcmc.storage import npz
 from tfp_sgmcmc.storage.checkpoint import check_same
 from tfp_sgmcmc.targets import ControlVariate, FullDataLogProb, MinibatchLogProb, whiten
-from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
+from tfp_sgmcmc.targets.control_variates.control_variate import RemainderCovariance
 
 FILE = "choices.npz"
 _VERSION = 3  # of the format; raise it when the fields of `Choices` change
