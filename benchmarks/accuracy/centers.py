@@ -38,9 +38,9 @@ from tfp_sgmcmc.adaptation.langevin import (
     noise_covariance,
     safe_settings,
 )
-from tfp_sgmcmc.diagnostics.kl_normal import fit_kl_normal
+from tfp_sgmcmc.diagnostics.certificate import fit_kl_normal
 from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
-from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
+from tfp_sgmcmc.targets.control_variates.control_variate import RemainderCovariance
 
 NUM_CHAINS, NUM_DRAWS = 4, 500  # of each chain
 BURN_IN = 20  # in draws

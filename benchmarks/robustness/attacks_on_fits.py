@@ -23,7 +23,7 @@ from tfp_sgmcmc.keras import (
     last_layer_laplace,
 )
 from tfp_sgmcmc.keras.data.train_function import BatchTrainFunction
-from tfp_sgmcmc.keras.model import messages
+from tfp_sgmcmc.keras.model import replica_context
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[64, 2]).astype(np.float32)
@@ -150,7 +150,7 @@ def a_worker_of_fit_is_lost() -> None:
 
     nothing: Any = lambda *args: None  # noqa: E731
     function = BatchTrainFunction(network(), nothing, nothing, nothing, function=lose)
-    with unittest.mock.patch.object(messages, "are_several", lambda strategy: True):
+    with unittest.mock.patch.object(replica_context, "are_several", lambda strategy: True):
         told("Another worker of this fit was lost", lambda: function(iter([])), RuntimeError)
 
 

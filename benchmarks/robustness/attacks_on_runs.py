@@ -20,7 +20,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from benchmarks.robustness.attacks import attack, told
-from tfp_sgmcmc.internal import shipped_call
+from tfp_sgmcmc.internal import extras
 from tfp_sgmcmc.sampling.shards import shard_worker
 from tfp_sgmcmc.storage.lock import SIGNATURE, Lease
 
@@ -188,10 +188,10 @@ def the_client_died_and_calls_again() -> None:
 
 @attack("shards and leases")
 def a_scheduler_unpickles_the_call() -> None:
-    packed = shipped_call.pack_call("make_kernel", shard_worker.run_shard, 3)
+    packed = extras.pack_call("make_kernel", shard_worker.run_shard, 3)
     program = "import pickle, sys; pickle.load(sys.stdin.buffer); "
     program += "sys.exit('tensorflow' in sys.modules)"
-    submitted = pickle.dumps((shipped_call.make_call, packed))
+    submitted = pickle.dumps((extras.make_call, packed))
     assert subprocess.run([sys.executable, "-c", program], input=submitted).returncode == 0
 
 

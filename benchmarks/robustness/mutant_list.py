@@ -120,14 +120,12 @@ CHANGES: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
         ("keeps = coin <", "keeps = coin >"),
         ("p // 2 if is_symmetric", "p if is_symmetric"),
     ),
-    ("covariance", "covariance/averages.py"): (
+    ("covariance", "covariance/base.py"): (
         ("tf.where(append_dims(own.count == 0, value), value, own.value)", "value"),
         ("kappa = (1 + self.power)", "kappa = (2 + self.power)"),
         ("tf.cast(own.count + 1, statistic.dtype)", "tf.cast(own.count + 2, statistic.dtype)"),
         ("1 - self.decay", "self.decay"),
         ("own.count + tf.cast(accept, tf.int32)", "own.count + 1"),
-    ),
-    ("covariance", "covariance/base.py"): (
         ("tf.shape(centred)[-2] - 1", "tf.shape(centred)[-2]"),
         ("(own.step - 1) % self", "own.step % self"),
     ),
@@ -242,7 +240,7 @@ CHANGES: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
         ("tf.math.ceil(target_state.size)", "tf.math.floor(target_state.size)"),
         ("rest = total if self.target.replacement else total - size", "rest = total - size"),
     ),
-    ("targets", "targets/control_variates/svrg.py"): (
+    ("targets", "targets/control_variates/control_variate.py"): (
         ("step % self.update_every == 0", "step % self.update_every == 1"),
     ),
     ("targets", "targets/anchored.py"): (("g + (a - b)", "g + (a - 0.98 * b)"),),

@@ -11,14 +11,11 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.fast_settings import fast_settings
-from tfp_sgmcmc.adaptation import fallback, nuts
+from tfp_sgmcmc.adaptation import fallback, hamiltonian
+from tfp_sgmcmc.adaptation.centered_hierarchy import find_centered_hierarchy, hierarchy_around
 from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode
-from tfp_sgmcmc.adaptation.priors.centered_hierarchy import (
-    find_centered_hierarchy,
-    hierarchy_around,
-)
-from tfp_sgmcmc.adaptation.priors.noncentering import noncentered
-from tfp_sgmcmc.adaptation.priors.prior_scale import NotNearGaussian
+from tfp_sgmcmc.adaptation.noncentering import noncentered
+from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.target_arguments import as_problem
 from tfp_sgmcmc.adaptation.typical_set import typical_starts
 from tfp_sgmcmc.sampling.run import run_kernel
@@ -259,15 +256,15 @@ def test_nuts_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     traces = []
 
-    class Counted(nuts.Loop):
+    class Counted(hamiltonian.Loop):
         def _steps(self, *args: Any) -> Any:
             traces.append(args)
             return super()._steps(*args)
 
-    monkeypatch.setattr(nuts, "Loop", Counted)
-    monkeypatch.setattr(nuts, "_WINDOWS", (2, 5, 2, 10, 10))
-    monkeypatch.setattr(nuts, "_ADAPTATION_STEPS", 5)
-    monkeypatch.setattr(nuts, "_FINAL_STEPS", 10)
+    monkeypatch.setattr(hamiltonian, "Loop", Counted)
+    monkeypatch.setattr(hamiltonian, "_WINDOWS", (2, 5, 2, 10, 10))
+    monkeypatch.setattr(hamiltonian, "_ADAPTATION_STEPS", 5)
+    monkeypatch.setattr(hamiltonian, "_FINAL_STEPS", 10)
     deviation = np.array([1.0, 10.0])
 
     def log_prob(x: tf.Tensor) -> tf.Tensor:
@@ -297,7 +294,7 @@ def test_nuts_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_step_is_adapted_to_the_acceptance() -> None:
     """Acceptance exp(-step) is 0.9 at a step of about 0.105; the first step is far from it."""
-    adaptation = nuts.DualAveraging(1.0)
+    adaptation = hamiltonian.DualAveraging(1.0)
     for _ in range(500):
         adaptation.update(np.exp(-adaptation.step))
     np.testing.assert_allclose(adaptation.average, -np.log(0.9), rtol=0.1)

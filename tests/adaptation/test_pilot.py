@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.adaptation import hmc, langevin, pilot, settings_file
+from tfp_sgmcmc.adaptation import hamiltonian, langevin, pilot, settings_file
 from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode
 from tfp_sgmcmc.adaptation.langevin import BatchAndStep, LangevinSelector, excess_of
 from tfp_sgmcmc.targets.base import ExpansionError
@@ -77,12 +77,12 @@ def test_the_covariance_is_of_many_draws(
     ((1 + r) / (1 - r))^2, with r^2 = D / n: 1.8 for half of 4,000 draws, 3.7 for half of 800. By
     chance it varies by a few percent. The run also resumes: its target is the same when rebuilt.
     """
-    monkeypatch.setattr(hmc, "_PILOT_DRAWS", 200)
-    monkeypatch.setattr(hmc, "_DRAWS_PER_ENTRY", draws_per_entry)
+    monkeypatch.setattr(hamiltonian, "_PILOT_DRAWS", 200)
+    monkeypatch.setattr(hamiltonian, "_DRAWS_PER_ENTRY", draws_per_entry)
     problem = log_of_exponentials()
     found = whiten_at_mode(problem, tf.zeros([D]))
     runs = pilot.PilotRuns(4, D, tf.float32, sgmcmc.random.as_seed(0), jit_compile=True)
-    prepared = hmc.TimedHMC(problem, found, runs)(NUM_RESULTS)
+    prepared = hamiltonian.TimedHMC(problem, found, runs)(NUM_RESULTS)
     assert prepared.choices.coordinates == "covariance"
     center = prepared.choices.center
     # Means of n draws with a standard deviation of 1.28. False alarms: 2e-6 for 40 entries.

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.gaussian_mean import GaussianMean
-from tfp_sgmcmc.adaptation.stein_comparison import SteinComparison, spread
+from tfp_sgmcmc.adaptation.tuning import SteinComparison, spread
 
 SEEDS = [tf.constant([0, i]) for i in range(4)]
 DEVIATIONS = np.array([1.0, 0.01])  # of the posterior

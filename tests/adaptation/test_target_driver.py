@@ -19,12 +19,11 @@ from tfp_sgmcmc.adaptation import (
     draw_checks,
     fallback,
     independent_draws,
-    modes,
     settings_file,
     target_driver,
 )
 from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode, whiten_by_covariance
-from tfp_sgmcmc.adaptation.hmc import leapfrog
+from tfp_sgmcmc.adaptation.hamiltonian import leapfrog
 from tfp_sgmcmc.adaptation.langevin import (
     FRICTION,
     MOST_MEAN,
@@ -42,7 +41,7 @@ from tfp_sgmcmc.adaptation.langevin import (
     temperature,
 )
 from tfp_sgmcmc.adaptation.pilot import Gradients, convergence, gradient_fit
-from tfp_sgmcmc.adaptation.priors.prior_scale import (
+from tfp_sgmcmc.adaptation.prior_scale import (
     ImproperError,
     NotNearGaussian,
     check_proper,
@@ -51,7 +50,7 @@ from tfp_sgmcmc.adaptation.priors.prior_scale import (
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.storage import npz
-from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
+from tfp_sgmcmc.targets.control_variates.control_variate import RemainderCovariance
 from tfp_sgmcmc.targets.laplace.quadratic import Hessians
 
 tfd = tfp.distributions
@@ -421,12 +420,12 @@ def test_another_mode_is_found() -> None:
 
         return values
 
-    starts = modes.far_starts(1, np.zeros(1), np.full([1, 1], 10.0), 0)
-    found = modes.find_other_mode(of(two), starts)
+    starts = independent_draws.far_starts(1, np.zeros(1), np.full([1, 1], 10.0), 0)
+    found = independent_draws.find_other_mode(of(two), starts)
     assert found is not None
     np.testing.assert_allclose(found, [20.0, 0.0], atol=0.1)
     one = tfd.Normal(0.0, 1.0)
-    assert modes.find_other_mode(of(one), starts) is None
+    assert independent_draws.find_other_mode(of(one), starts) is None
 
 
 def test_a_flat_shelf_is_no_mode() -> None:
@@ -436,15 +435,15 @@ def test_a_flat_shelf_is_no_mode() -> None:
         height = np.tanh(z**2 / 4)
         return -3 * height[:, 0], -1.5 * z * (1 - height**2)
 
-    starts = modes.far_starts(1, np.zeros(1), np.full([1, 1], 10.0), 0)
-    assert modes.find_other_mode(shelf, starts) is None
+    starts = independent_draws.far_starts(1, np.zeros(1), np.full([1, 1], 10.0), 0)
+    assert independent_draws.find_other_mode(shelf, starts) is None
 
     def with_mode(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # the negative control
         value, slope = shelf(z)
         bump = 2 * np.exp(-((z - 20) ** 2) / 50)
         return value + bump[:, 0], slope - bump * (z - 20) / 25
 
-    found = modes.find_other_mode(with_mode, starts)
+    found = independent_draws.find_other_mode(with_mode, starts)
     assert found is not None and abs(found.distance - 20) < 0.5
 
 

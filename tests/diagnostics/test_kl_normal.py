@@ -6,7 +6,7 @@ import tensorflow as tf
 from scipy import special
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.diagnostics.kl_normal import fit_kl_normal
+from tfp_sgmcmc.diagnostics.certificate import fit_kl_normal
 
 RNG = np.random.default_rng(0)
 

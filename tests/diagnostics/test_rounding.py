@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_sgmcmc.diagnostics.density_faults import rounded_share
+from tfp_sgmcmc.diagnostics.vector_functions import rounded_share
 
 PLACES = np.linspace(-10, 10, 11)
 

@@ -11,7 +11,7 @@ from tfp_sgmcmc.diagnostics.vector_functions import (
     log_prob_of_vectors,
     value_and_gradient_of_vectors,
 )
-from tfp_sgmcmc.targets.chunking import sum_values
+from tfp_sgmcmc.targets.scores import sum_values
 
 
 def seen(num_examples: int, shapes: list[tuple[int, int]]) -> sgmcmc.MinibatchLogProb:

@@ -8,7 +8,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.adaptation import draw_checks
-from tfp_sgmcmc.diagnostics.density_faults import zero_density_beyond
+from tfp_sgmcmc.diagnostics.vector_functions import zero_density_beyond
 
 
 def with_end(x: np.ndarray) -> np.ndarray:

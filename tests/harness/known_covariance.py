@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.covariance import Diag, Full, RunningMean
-from tfp_sgmcmc.covariance.averages import AverageState
+from tfp_sgmcmc.covariance.base import AverageState
 from tfp_sgmcmc.covariance.matrices import DenseMatrix, DiagonalMatrix, Matrix
 
 

@@ -32,7 +32,7 @@ THOROUGH_EXAMPLES = {
         "sampling.result.SampleResult.summary",
         "targets.control_variates.control_variate.ControlVariate",
         "targets.laplace.whitening.whiten",
-        "targets.linear_model.LinearModel",
+        "targets.model_target.LinearModel",
         "targets.minibatch.MinibatchLogProb.from_joint",
         "targets.streamed.StreamedLogProb",
         "targets.streaming.row_pool.draw_pool",

@@ -22,7 +22,7 @@ from tests.harness.one_dimension import GridLaw, density_law
 from tests.harness.replica_law import ReplicaLaw
 from tests.harness.statistics import Rejected, check_cdf, check_means
 from tfp_sgmcmc.kernels import replica_exchange_sgld
-from tfp_sgmcmc.targets.log_prob_differences import log_prob_differences
+from tfp_sgmcmc.targets.anchored import log_prob_differences
 
 CHAINS = 60_000
 DISTANCE = 0.02

@@ -20,8 +20,7 @@ from tests.harness.known_covariance import KnownCovariance, KnownDiagonal
 from tests.harness.thermostats import NoisyQuadratic
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import Full, History
-from tfp_sgmcmc.covariance.matrices import DenseMatrix, Solver
-from tfp_sgmcmc.covariance.operators import NoiseCovariance
+from tfp_sgmcmc.covariance.matrices import DenseMatrix, NoiseCovariance, Solver
 from tfp_sgmcmc.kernels.noisy_gradients import remaining_noise
 
 BATCH = 4

@@ -26,7 +26,7 @@ from tests.targets.shards import (
 )
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.replicas import Replicas
-from tfp_sgmcmc.sampling.shards import executors
+from tfp_sgmcmc.sampling.shards import shard_driver
 
 
 @functools.cache
@@ -161,7 +161,7 @@ def test_each_device_runs_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(names) == 2
     expected = draws()
     assert placed == {xla.device()}  # control: cores of a CPU are not told apart
-    monkeypatch.setattr(executors, "local_devices", lambda: names)
+    monkeypatch.setattr(shard_driver, "local_devices", lambda: names)
     np.testing.assert_array_equal(draws(), expected)
     assert {name[-len(names[0]) :] for name in placed} == {*names}
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.targets.chunking import chains_per_group
+from tfp_sgmcmc.targets.scores import chains_per_group
 
 N, D, n = 4000, 60, 200
 GENERATOR = np.random.default_rng(0)

@@ -10,7 +10,7 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from tests.harness.gaussian_mean import PRECISION, PRIOR_PRECISION, GaussianMean
 from tests.harness.statistics import Rejected, check_means
-from tfp_sgmcmc.targets.log_prob_differences import comparable_target, log_prob_differences
+from tfp_sgmcmc.targets.anchored import comparable_target, log_prob_differences
 
 MODEL = GaussianMean(num_examples=12)
 BATCH = 4

@@ -133,7 +133,7 @@ def test_wrong_scores_and_weights_are_found(name: str, monkeypatch: pytest.Monke
 def test_differences_between_states_have_the_variance_of_a_stratified_sum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from tfp_sgmcmc.targets.log_prob_differences import log_prob_differences
+    from tfp_sgmcmc.targets.anchored import log_prob_differences
 
     target = small((3, 4), 4)
     count = give_every_minibatch(monkeypatch, target, (3, 4))

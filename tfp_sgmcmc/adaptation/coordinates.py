@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.adaptation.priors import prior_scale
-from tfp_sgmcmc.adaptation.priors.centered_hierarchy import hierarchy_around
+from tfp_sgmcmc.adaptation import prior_scale
+from tfp_sgmcmc.adaptation.centered_hierarchy import hierarchy_around
 from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb, find_center, whiten
 from tfp_sgmcmc.targets.base import ExpansionError

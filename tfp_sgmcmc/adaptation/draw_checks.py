@@ -19,8 +19,11 @@ from tfp_sgmcmc.adaptation.langevin import (
 from tfp_sgmcmc.adaptation.pilot import Convergence, GradientFit, convergence, gradient_fit
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import Certificate
-from tfp_sgmcmc.diagnostics.density_faults import rounded_share, zero_density_beyond
-from tfp_sgmcmc.diagnostics.vector_functions import log_prob_of_vectors
+from tfp_sgmcmc.diagnostics.vector_functions import (
+    log_prob_of_vectors,
+    rounded_share,
+    zero_density_beyond,
+)
 from tfp_sgmcmc.internal.nest import State, entry_names, flatten_events, unflatten_events
 from tfp_sgmcmc.sampling.result import Flag, SampleResult
 from tfp_sgmcmc.targets import MinibatchLogProb

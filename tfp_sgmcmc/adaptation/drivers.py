@@ -21,8 +21,8 @@ from tfp_sgmcmc.adaptation.sharded_target_driver import (
 from tfp_sgmcmc.adaptation.target_arguments import check_target
 from tfp_sgmcmc.adaptation.target_driver import sample_target
 from tfp_sgmcmc.internal.checks import eager, integer, require
-from tfp_sgmcmc.sampling.chain_driver import check_options, sample_chain
 from tfp_sgmcmc.sampling.result import SampleResult
+from tfp_sgmcmc.sampling.run import check_options, sample_chain
 from tfp_sgmcmc.sampling.shards.shard_driver import sample_shards
 from tfp_sgmcmc.storage.directory import Directory, RunDirectory, as_directory
 

@@ -12,17 +12,17 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.adaptation import centered_hierarchy
 from tfp_sgmcmc.adaptation.coordinates import standardize
-from tfp_sgmcmc.adaptation.nuts import MAX_TREE_DEPTH, run_nuts_pilot
+from tfp_sgmcmc.adaptation.hamiltonian import MAX_TREE_DEPTH, run_nuts_pilot
+from tfp_sgmcmc.adaptation.noncentering import noncentered
 from tfp_sgmcmc.adaptation.pilot import (
     Gradients,
     WhitenedGradients,
     dispersed_starts,
     seconds_of_second,
 )
-from tfp_sgmcmc.adaptation.priors import centered_hierarchy
-from tfp_sgmcmc.adaptation.priors.noncentering import noncentered
-from tfp_sgmcmc.adaptation.priors.prior_scale import NotNearGaussian
+from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel, trace_divergences
 from tfp_sgmcmc.adaptation.typical_set import TypicalStarts, typical_starts
 from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors

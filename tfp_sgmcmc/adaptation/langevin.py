@@ -10,15 +10,15 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_at_draws
-from tfp_sgmcmc.adaptation.hmc import TimedHMC
+from tfp_sgmcmc.adaptation.hamiltonian import TimedHMC
 from tfp_sgmcmc.adaptation.pilot import Gradients, PilotChains, PilotDraws, PilotRuns
-from tfp_sgmcmc.adaptation.priors.prior_scale import NotNearGaussian
+from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, prepare_kernel
 from tfp_sgmcmc.kernels import UnderdampedLangevin
 from tfp_sgmcmc.kernels.linear_theory import splitting_law
 from tfp_sgmcmc.targets import ControlVariate, MinibatchLogProb
 from tfp_sgmcmc.targets.base import ExpansionError
-from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
+from tfp_sgmcmc.targets.control_variates.control_variate import RemainderCovariance
 from tfp_sgmcmc.targets.laplace.quadratic import GUARD
 
 NUM_STATES = 16  # at which the noise is evaluated at a time

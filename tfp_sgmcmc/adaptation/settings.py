@@ -16,7 +16,7 @@ from tfp_sgmcmc.internal.tables import Table, as_html, code_block
 from tfp_sgmcmc.sampling.loop import Loop
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.sampling.steps import StepPlan
-from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
+from tfp_sgmcmc.targets.control_variates.control_variate import RemainderCovariance
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -94,7 +94,7 @@ class Choices:
         first = []
         if self.noncentered:
             first = [
-                "from tfp_sgmcmc.adaptation.priors.noncentering import noncentered",
+                "from tfp_sgmcmc.adaptation.noncentering import noncentered",
                 "target, _ = noncentered(target, initial_state, result.choices.noncentered)",
             ]
         given = ", ".join(f"{k}={v!r}" for k, v in self.arguments.items())

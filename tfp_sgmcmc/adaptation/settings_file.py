@@ -13,8 +13,8 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc.adaptation.coordinates import standardize
 from tfp_sgmcmc.adaptation.independent_draws import with_proposal
 from tfp_sgmcmc.adaptation.langevin import NUM_STATES
+from tfp_sgmcmc.adaptation.noncentering import noncentered
 from tfp_sgmcmc.adaptation.pilot import Gradients
-from tfp_sgmcmc.adaptation.priors.noncentering import noncentered
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel, trace_divergences
 from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.kernels import NOGIN, UnderdampedLangevin
@@ -23,7 +23,7 @@ from tfp_sgmcmc.sampling.run_fingerprint import describe_all_data
 from tfp_sgmcmc.storage import npz
 from tfp_sgmcmc.storage.checkpoint import check_same
 from tfp_sgmcmc.targets import ControlVariate, FullDataLogProb, MinibatchLogProb, whiten
-from tfp_sgmcmc.targets.control_variates.noise_prediction import RemainderCovariance
+from tfp_sgmcmc.targets.control_variates.control_variate import RemainderCovariance
 
 FILE = "choices.npz"
 _VERSION = 3  # of the format; raise it when the fields of `Choices` change

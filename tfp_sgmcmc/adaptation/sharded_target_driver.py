@@ -23,12 +23,11 @@ from tfp_sgmcmc.adaptation.settings_file import rebuild
 from tfp_sgmcmc.adaptation.target_arguments import check_target
 from tfp_sgmcmc.adaptation.target_driver import TargetSettings, tell, tell_and_warn
 from tfp_sgmcmc.diagnostics.convergence import rhat_limit
-from tfp_sgmcmc.internal.shipped_call import check_executor, pack_call, submit_call
+from tfp_sgmcmc.internal.extras import check_executor, pack_call, submit_call
 from tfp_sgmcmc.sampling.result import Explanation, Flag, SampleResult
 from tfp_sgmcmc.sampling.result_table import num_chains_of
-from tfp_sgmcmc.sampling.shards.moments import NUM_SEGMENTS
 from tfp_sgmcmc.sampling.shards.shard_driver import open_manifest, sample_shards, shard_size
-from tfp_sgmcmc.sampling.shards.shard_worker import CheckedKernel
+from tfp_sgmcmc.sampling.shards.shard_worker import NUM_SEGMENTS, CheckedKernel
 from tfp_sgmcmc.sampling.shards.sharded_result import ShardedResult
 from tfp_sgmcmc.storage.directory import Directory, as_directory
 from tfp_sgmcmc.targets import StreamedLogProb, Target

@@ -31,7 +31,7 @@ from tfp_sgmcmc.targets.bijectors import default_bijector, median_start
 from tfp_sgmcmc.targets.laplace.mode import check_single_state
 from tfp_sgmcmc.targets.sharded import refuse_shards
 from tfp_sgmcmc.targets.streaming import pooled
-from tfp_sgmcmc.targets.validation.chains_check import check_two_chains
+from tfp_sgmcmc.targets.validation.gradient_check import check_two_chains
 
 _RADII, _NUM_STARTS = (2.0, 20.0), 50  # of uniform starts
 Pinned = tfp.experimental.distributions.JointDistributionPinned

@@ -17,13 +17,17 @@ from tfp_sgmcmc.adaptation import target_arguments
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_at_mode, with_known_remedy
 from tfp_sgmcmc.adaptation.draw_checks import DrawCheck, check_draws, whitened
 from tfp_sgmcmc.adaptation.fallback import sample_nonquadratic
-from tfp_sgmcmc.adaptation.hmc import TimedHMC
-from tfp_sgmcmc.adaptation.independent_draws import independent_draws
+from tfp_sgmcmc.adaptation.hamiltonian import TimedHMC
+from tfp_sgmcmc.adaptation.independent_draws import (
+    far_starts,
+    find_other_mode,
+    independent_draws,
+    value_and_gradient_of_z,
+)
 from tfp_sgmcmc.adaptation.langevin import LangevinSelector
-from tfp_sgmcmc.adaptation.modes import far_starts, find_other_mode, value_and_gradient_of_z
+from tfp_sgmcmc.adaptation.noncentering import repeats_prior
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
-from tfp_sgmcmc.adaptation.priors.noncentering import repeats_prior
-from tfp_sgmcmc.adaptation.priors.prior_scale import NotNearGaussian, prior_widths
+from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, prior_widths
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, settled
 from tfp_sgmcmc.adaptation.settings_file import describe_call, load, save
 from tfp_sgmcmc.internal.nest import State, flatten_events

@@ -8,11 +8,15 @@ earlier minibatches. That average is the default; `include_current=True` follows
 
 from typing import Any
 
-from tfp_sgmcmc.covariance.averages import Average, History, RunningMean
-from tfp_sgmcmc.covariance.base import CovarianceEstimator, CovarianceState
+from tfp_sgmcmc.covariance.base import (
+    Average,
+    CovarianceEstimator,
+    CovarianceState,
+    History,
+    RunningMean,
+)
 from tfp_sgmcmc.covariance.estimators import Block, Diag, Full, LowRank, Zero
-from tfp_sgmcmc.covariance.matrices import Solver
-from tfp_sgmcmc.covariance.operators import NoiseCovariance
+from tfp_sgmcmc.covariance.matrices import NoiseCovariance, Solver
 from tfp_sgmcmc.internal.checks import boolean, require
 
 __all__ = [

@@ -7,17 +7,23 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfp_sgmcmc.covariance.averages import Average, AverageState, History
-from tfp_sgmcmc.covariance.base import CovarianceEstimator, CovarianceState, degrees_of_freedom
+from tfp_sgmcmc.covariance.base import (
+    Average,
+    AverageState,
+    CovarianceEstimator,
+    CovarianceState,
+    History,
+    degrees_of_freedom,
+)
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores, pad_rows
 from tfp_sgmcmc.covariance.matrices import (
     DenseMatrix,
     DiagonalMatrix,
     LowRankMatrix,
     Matrix,
+    NoiseCovariance,
     Solver,
 )
-from tfp_sgmcmc.covariance.operators import NoiseCovariance
 from tfp_sgmcmc.internal.checks import boolean
 from tfp_sgmcmc.internal.nest import State, flatten_events
 

@@ -17,25 +17,23 @@ from tfp_sgmcmc.diagnostics.errors import (
 )
 from tfp_sgmcmc.diagnostics.finite import NonFiniteChainError, check_finite
 from tfp_sgmcmc.diagnostics.gradient_noise import (
+    ConfigurationalTemperatureReducer,
     SamplingThresholdReducer,
     SamplingThresholdState,
+    TemperatureState,
+    configurational_temperature,
     gradient_noise_share,
+    kinetic_temperature,
     sampling_threshold,
 )
 from tfp_sgmcmc.diagnostics.leave_one_out import Comparison, LeaveOneOut, compare
 from tfp_sgmcmc.diagnostics.rejection import RejectionReducer, RejectionState, rejection_probability
-from tfp_sgmcmc.diagnostics.run_report.report import Report, report
+from tfp_sgmcmc.diagnostics.run_report import Report, report
 from tfp_sgmcmc.diagnostics.stein import (
     KernelSteinDiscrepancyReducer,
     SteinState,
     gradients_at,
     squared_kernel_stein_discrepancy,
-)
-from tfp_sgmcmc.diagnostics.temperatures import (
-    ConfigurationalTemperatureReducer,
-    TemperatureState,
-    configurational_temperature,
-    kinetic_temperature,
 )
 from tfp_sgmcmc.diagnostics.weighted import (
     MixingDistanceReducer,

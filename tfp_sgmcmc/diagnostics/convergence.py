@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.diagnostics.arrays import real_array
+from tfp_sgmcmc.diagnostics.base import real_array
 from tfp_sgmcmc.internal.checks import integer, positive
 
 MOST_RHAT, LEAST_DRAWS = 1.01, 400  # Vehtari et al. 2021

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tfp_sgmcmc.diagnostics.arrays import real_array
+from tfp_sgmcmc.diagnostics.base import real_array
 
 
 def relative_mean_error(estimate: Any, reference: Any) -> float:

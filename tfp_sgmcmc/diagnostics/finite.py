@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from tfp_sgmcmc.diagnostics.arrays import real_array
+from tfp_sgmcmc.diagnostics.base import real_array
 
 
 class NonFiniteChainError(FloatingPointError):

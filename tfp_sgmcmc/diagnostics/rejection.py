@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_sgmcmc.diagnostics.arrays import floating_parts
-from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer
+from tfp_sgmcmc.diagnostics.base import PeriodicReducer, floating_parts
 from tfp_sgmcmc.internal.checks import function
 from tfp_sgmcmc.internal.nest import State, call_with_state, map_parts
 from tfp_sgmcmc.kernels.base import check_positive, value_at

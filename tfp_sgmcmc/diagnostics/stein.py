@@ -9,8 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.diagnostics.arrays import floating_parts
-from tfp_sgmcmc.diagnostics.periodic import PeriodicReducer
+from tfp_sgmcmc.diagnostics.base import PeriodicReducer, floating_parts
 from tfp_sgmcmc.internal.checks import function, integer, number, one_of, optional, positive
 from tfp_sgmcmc.internal.nest import State, append_dims, call_with_state, flatten_events
 from tfp_sgmcmc.internal.xla import traced

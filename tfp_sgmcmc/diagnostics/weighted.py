@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.diagnostics.arrays import real_array
+from tfp_sgmcmc.diagnostics.base import real_array
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.internal.checks import function, integer, positive
 from tfp_sgmcmc.internal.nest import State, append_dims

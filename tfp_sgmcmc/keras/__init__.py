@@ -9,15 +9,15 @@ from tfp_sgmcmc.keras import losses
 from tfp_sgmcmc.keras.baselines.last_layer import last_layer_laplace
 from tfp_sgmcmc.keras.baselines.swag import SWAG
 from tfp_sgmcmc.keras.callback import SamplerCallback
-from tfp_sgmcmc.keras.data.independent_batches import IndependentBatches
-from tfp_sgmcmc.keras.data.worker_batches import WorkerBatches
+from tfp_sgmcmc.keras.data.fit_batches import IndependentBatches
+from tfp_sgmcmc.keras.data.fit_batches import WorkerBatches
 from tfp_sgmcmc.keras.find_step_size import find_step_size
 from tfp_sgmcmc.keras.fit_result import FitResult
 from tfp_sgmcmc.keras.model.likelihoods import NegativeLogLikelihood
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
-from tfp_sgmcmc.keras.model.patterns import by_variable
+from tfp_sgmcmc.keras.model.priors import by_variable
 from tfp_sgmcmc.keras.options import Chains, Collect
-from tfp_sgmcmc.keras.posterior.calibration import TemperatureScaling, expected_calibration_error
+from tfp_sgmcmc.keras.posterior.evaluate import TemperatureScaling, expected_calibration_error
 from tfp_sgmcmc.keras.posterior.evaluate import Evaluation
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
 from tfp_sgmcmc.keras.posterior.predict import PosteriorPrediction, Prediction, Predictive

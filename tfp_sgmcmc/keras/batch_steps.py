@@ -1,18 +1,31 @@
-"""The training step that Keras compiles: makes the chain at the first batch, and moves it."""
+"""The training steps of a `fit`, in one process and on several workers.
+
+Keras 3 reduces the logs of a step over workers along an axis that scalars do not have, and asks all
+workers at each step whether they have data. The functions of this module do neither. All workers
+must begin the same fit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib.metadata
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfp_sgmcmc.internal.replicas import first_local, held_by_process
 from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.checks.fit_preflight import Preflight
-from tfp_sgmcmc.keras.data.resident_data import ResidentData, data_asked
-from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.data.fit_batches import BatchIterator, ResidentData, WorkerBatches, data_asked
+from tfp_sgmcmc.keras.data.training_data import Source, validation_of_fit
+from tfp_sgmcmc.keras.model import internals, replica_context
+from tfp_sgmcmc.keras.records.fit_fingerprint import FitProblem
 from tfp_sgmcmc.keras.records.recorder import Recorder
+from tfp_sgmcmc.storage.checkpoint import differences
+
+_PACKAGES = ("tensorflow", "keras", "tensorflow-probability", "numpy")
 
 
 class BatchSteps:
@@ -72,3 +85,212 @@ class BatchSteps:
         chain.create(batch[0])
         self._preflight.first_batch(chain)
         return chain
+
+
+class WorkerGroup:
+    """The workers of a fit. In one process without replicas it does nothing."""
+
+    def __init__(self) -> None:
+        self._fit: WorkerFit | None = None
+
+    def begin(
+        self,
+        model: keras.Model,
+        begin: Callable[[bool], FitProblem],
+        is_stored: bool,
+        settings: Mapping[str, Any],
+    ) -> FitProblem:
+        """Returns what `begin` returns, which all workers call.
+
+        Args:
+          model: the model.
+          begin: checks the data, and describes the problem: all that is known of it, if its
+            argument is True.
+          is_stored: whether the chain is saved in a directory.
+          settings: what else must be the same, by name.
+
+        Raises:
+          ValueError: `begin` failed on another worker, or workers differ in something, which the
+            message names.
+        """
+        self.end()
+        if not replica_context.are_several(model.distribute_strategy):
+            return begin(is_stored)
+        problems: list[FitProblem] = []
+
+        def describe() -> bytes:
+            _check_validation(validation_of_fit(model))
+            problems.append(begin(True))
+            found = {**_versions(), **settings, "a directory": is_stored}
+            found |= {**problems[0].of_fit, **problems[0].of_all}
+            return json.dumps(found).encode()
+
+        found = [
+            json.loads(x) for x in replica_context.exchanged(model.distribute_strategy, describe)
+        ]
+        for number, other in enumerate(found):
+            if what := differences(found[0], other):
+                what = what.replace("but here", f"but worker {number} has")
+                raise ValueError(
+                    "All workers must have the same data, settings and versions. Received: other "
+                    f"ones on worker {number}. Worker 0 has {what}."
+                )
+        return problems[0]
+
+    def function(
+        self, model: keras.Model, source: Source, step: Callable[[Any, Any], Any]
+    ) -> Callable[[Any], Any] | None:
+        """Returns the train function of a fit with `WorkerBatches` on several replicas, or None.
+
+        `step` takes a share of a batch and the number of rows of the whole batch.
+        """
+        if not self.is_needed(model, source):
+            return None
+        return ShareFunction(model, step, with_totals=True)
+
+    def start(self, model: keras.Model, source: Source) -> None:
+        """Gives the model what it needs for the length of the fit."""
+        if self.is_needed(model, source):
+            self._fit = WorkerFit(model)
+
+    def end(self) -> None:
+        """Takes it away, if that was not done yet."""
+        if self._fit is not None:
+            self._fit.end()
+        self._fit = None
+
+    def is_needed(self, model: keras.Model, source: Source) -> bool:
+        """Returns whether a fit takes its steps on shares."""
+        strategy = model.distribute_strategy
+        on_several = replica_context.are_several(strategy) or strategy.num_replicas_in_sync > 1
+        return source.has_shares and on_several
+
+
+def _check_validation(data: Any) -> None:
+    """Raises TypeError if Keras would fail with such validation data."""
+    if data is not None and not isinstance(data, WorkerBatches):
+        raise TypeError(
+            "validation_data must be WorkerBatches, too, on several workers. Received: "
+            f"{'arrays' if isinstance(data, tuple) else f'a {type(data).__name__}'}. "
+            "WorkerBatches(data) takes IndependentBatches or another keras.utils.PyDataset."
+        )
+
+
+def _versions() -> dict[str, str]:
+    from tfp_sgmcmc import __version__
+
+    found = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    found = {name: _main(version) for name, version in found.items()}
+    return {f"version of {n}": v for n, v in {**found, "tfp_sgmcmc": __version__}.items()}
+
+
+def _main(version: str) -> str:
+    return version.partition("+")[0]  # without what a distributor adds
+
+
+class ShareFunction:
+    """Calls a step on the shares of each batch, on all replicas of this process.
+
+    All workers trace at the same batch, because the specification of a share does not depend on the
+    replica. A worker that traced alone would wait forever for the others.
+
+    Args:
+      model: a compiled model.
+      step: takes a share `(x, y, sample_weight)`, and the number of rows of the whole batch, a
+        scalar; returns logs.
+      with_totals: whether the last batch of an epoch has the metrics of all replicas in its logs.
+        Other batches have those of the first replica of this process.
+    """
+
+    def __init__(
+        self, model: keras.Model, step: Callable[[Any, tf.Tensor], Any], with_totals: bool = False
+    ):
+        self._model, self._step, self._with_totals = model, step, with_totals
+        self._strategy = model.distribute_strategy
+        self._replicas = held_by_process(self._strategy)
+        self._compiled: dict[str, Callable[..., Any]] = {}
+
+    def __call__(self, iterator: BatchIterator) -> Any:
+        num_replicas = self._strategy.num_replicas_in_sync
+        shares, rows = iterator.shares(self._replicas, num_replicas)
+        flat = [[tf.convert_to_tensor(a) for a in _arrays(share)] for share in shares]
+        like, total = shares[0], tf.constant(rows, tf.float32)
+        if self._model.run_eagerly:
+            logs = self._run(like, flat, total)
+        else:
+            spec = iterator.batches.spec_of(like, num_replicas)
+            logs = self._function(spec)(flat, total)
+        if self._with_totals and iterator.is_at_end:
+            logs = {**logs, **self._model.get_metrics_result()}
+        return logs
+
+    def _function(self, spec: Any) -> Callable[..., Any]:
+        """Returns the compiled step for shares of such a specification."""
+        key = str(spec)
+        if key not in self._compiled:
+            specs = [_arrays(spec)] * len(self._replicas)
+            self._compiled[key] = tf.function(
+                lambda flat, rows: self._run(spec, flat, rows),
+                autograph=False,
+                input_signature=[specs, tf.TensorSpec([], tf.float32)],
+            )
+        return self._compiled[key]
+
+    def _run(self, like: Any, flat: list[list[tf.Tensor]], rows: tf.Tensor) -> Any:
+        def on_replica() -> Any:
+            number = tf.distribute.get_replica_context().replica_id_in_sync_group
+            own = flat[0]
+            if len(flat) > 1:
+                own = flat[int(tf.get_static_value(number)) - self._replicas[0]]
+            left = iter(own)
+            return self._step(internals.map_arrays(lambda _: next(left), like), rows)
+
+        return first_local(self._strategy, self._strategy.run(on_replica))
+
+
+class WorkerFit:
+    """Replaces methods of a model for the length of a `fit` with `WorkerBatches`.
+
+    `get_metrics_result` sums the metrics of all replicas by one collective operation, where Keras
+    reads each variable by one of its own. `test_function` evaluates `validation_data`. Both are
+    public attributes of a model, and do the same as the originals.
+    """
+
+    def __init__(self, model: keras.Model):
+        self._model, strategy = model, model.distribute_strategy
+        self._function_before = model.test_function
+
+        @tf.function(autograph=False)
+        def totals() -> dict[str, tf.Tensor]:
+            return first_local(
+                strategy, strategy.run(lambda: replica_context.metrics_result(model))
+            )
+
+        def result() -> dict[str, tf.Tensor]:
+            inside = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+            # Within a step Keras asks for those of one replica.
+            return type(model).get_metrics_result(model) if inside else totals()
+
+        model.get_metrics_result = result
+        model.test_function = ShareFunction(model, self._test)
+
+    def _test(self, share: tuple[Any, Any, Any], rows: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Updates the metrics by a share, unless it is empty; returns those of this replica."""
+        del rows
+        data = keras.utils.pack_x_y_sample_weight(*share)
+
+        def update() -> tf.Tensor:
+            self._model.test_step(data)
+            return tf.constant(True)
+
+        tf.cond(tf.shape(_arrays(share)[0])[0] > 0, update, lambda: tf.constant(False))
+        return type(self._model).get_metrics_result(self._model)
+
+    def end(self) -> None:
+        """Gives the model its functions back."""
+        vars(self._model).pop("get_metrics_result", None)
+        self._model.test_function = self._function_before
+
+
+def _arrays(batch: Any) -> list[Any]:
+    return [a for a in keras.tree.flatten(batch) if a is not None]

@@ -19,7 +19,7 @@ from tfp_sgmcmc.keras.chain.chain import Chain, check_variables
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection
 from tfp_sgmcmc.keras.checks.fit_preflight import check_probabilities
 from tfp_sgmcmc.keras.checks.local_geometry import CompiledGradients, measure_geometry
-from tfp_sgmcmc.keras.data.independent_batches import training_arrays
+from tfp_sgmcmc.keras.data.fit_batches import training_arrays
 from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.model.priors import as_log_prior, check_prior

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
+from tfp_sgmcmc.keras.adaptation import annealed_ensemble
 from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit
 from tfp_sgmcmc.keras.adaptation.network_pilot import pilot_of
-from tfp_sgmcmc.keras.annealing import annealed_ensemble
 from tfp_sgmcmc.keras.chain.chain import Chain, check_variables, recorded_variables
 from tfp_sgmcmc.keras.chain.noise_monitor import noise_monitor
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection

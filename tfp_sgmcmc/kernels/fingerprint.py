@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc.covariance import CovarianceEstimator
-from tfp_sgmcmc.covariance.averages import Average
+from tfp_sgmcmc.covariance.base import Average
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel, is_schedule
 from tfp_sgmcmc.preconditioners import Preconditioner
 from tfp_sgmcmc.schedules import Schedule

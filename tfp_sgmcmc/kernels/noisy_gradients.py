@@ -14,7 +14,7 @@ from tfp_sgmcmc.covariance import (
     NoiseCovariance,
     as_covariance,
 )
-from tfp_sgmcmc.covariance.averages import Average, History, RunningMean
+from tfp_sgmcmc.covariance.base import Average, History, RunningMean
 from tfp_sgmcmc.covariance.estimators import Diag, Zero
 from tfp_sgmcmc.internal.nest import State, append_dims, map_parts, squared_norm
 from tfp_sgmcmc.kernels.momentum import scaled

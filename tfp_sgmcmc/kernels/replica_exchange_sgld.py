@@ -15,7 +15,7 @@ from tfp_sgmcmc.internal.nest import State, append_dims, map_parts, number_as_dt
 from tfp_sgmcmc.kernels.base import StepSize, StochasticGradientKernel, setting_at
 from tfp_sgmcmc.kernels.linear_theory import overdamped_limit
 from tfp_sgmcmc.kernels.sgld import SGLD, SGLDResults
-from tfp_sgmcmc.targets.log_prob_differences import comparable_target, log_prob_differences
+from tfp_sgmcmc.targets.anchored import comparable_target, log_prob_differences
 from tfp_sgmcmc.targets.sharded import refuse_shards
 
 

@@ -8,8 +8,14 @@ A preconditioner is evaluated at a state and returns a `LocalMatrix`, the operat
 samplers need. Without the drift div M, a position-dependent M samples another distribution.
 """
 
-from tfp_sgmcmc.preconditioners.base import GradientInfo, LocalMatrix, Preconditioner
-from tfp_sgmcmc.preconditioners.constant import Diagonal, FullMatrix, as_preconditioner
+from tfp_sgmcmc.preconditioners.base import (
+    Diagonal,
+    FullMatrix,
+    GradientInfo,
+    LocalMatrix,
+    Preconditioner,
+    as_preconditioner,
+)
 from tfp_sgmcmc.preconditioners.position_dependent import NaturalGradientICA, PositionDependent
 from tfp_sgmcmc.preconditioners.rmsprop import RMSprop
 

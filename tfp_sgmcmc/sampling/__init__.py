@@ -6,9 +6,9 @@ import importlib
 import warnings
 from typing import Any
 
-from tfp_sgmcmc.sampling.chain_driver import sample_chain
-from tfp_sgmcmc.sampling.export import export_program
+from tfp_sgmcmc.sampling.programs import export_program
 from tfp_sgmcmc.sampling.result import SampleResult
+from tfp_sgmcmc.sampling.run import sample_chain
 from tfp_sgmcmc.sampling.shards.shard_driver import sample_shards
 from tfp_sgmcmc.sampling.shards.sharded_result import ShardedResult, open_shards
 

@@ -17,11 +17,20 @@ from tfp_sgmcmc.internal.nest import (
     state_from_call,
     static_or_dynamic_shape,
 )
-from tfp_sgmcmc.targets import bijectors, chunking, linear_model_scores
+from tfp_sgmcmc.targets import bijectors, linear_model_scores
 from tfp_sgmcmc.targets.base import GradientEstimate, check_signature, value_and_gradient
 from tfp_sgmcmc.targets.data import as_tensors, assert_finite, leading_axis
 from tfp_sgmcmc.targets.model_target import ModelTarget
-from tfp_sgmcmc.targets.scores import check_scores, combine_scores, mapped_scores
+from tfp_sgmcmc.targets.scores import (
+    chains_per_group,
+    check_scores,
+    combine_scores,
+    map_groups,
+    mapped_scores,
+    sum_over_chunks,
+    sum_values,
+    with_given_gradient,
+)
 
 _BATCH_SIZE = 100  # at most, if none is given
 
@@ -250,14 +259,12 @@ class MinibatchLogProb(ModelTarget):
             likelihood = self._sum_of_slice(state, 0, self.num_examples, prior.shape)
             del kept
             return prior + likelihood
-        return self.log_prior(state) + chunking.with_given_gradient(
+        return self.log_prior(state) + with_given_gradient(
             lambda s: self.sum_over_chunks(s, self.chunk_size), state
         )
 
     def log_prob_of_many(self, states: State) -> tf.Tensor:
-        return self.log_prior(states) + chunking.sum_values(
-            self._sum_of_slice, states, self.num_examples
-        )
+        return self.log_prior(states) + sum_values(self._sum_of_slice, states, self.num_examples)
 
     def with_bijector(self, bijector: Any, curvature: Any = None) -> Self:
         """Returns this target with another bijector, and its curvature in these coordinates."""
@@ -319,9 +326,7 @@ class MinibatchLogProb(ModelTarget):
         indices_of, target_state = self.next_indices(seed, target_state)
         size = None
         if not (with_scores or self.shared_batch) and probe is None and xla.compiles_for_cpu():
-            size = chunking.chains_per_group(
-                self.chain_shape(state), self.batch_size * self.row_bytes
-            )
+            size = chains_per_group(self.chain_shape(state), self.batch_size * self.row_bytes)
         if size is None:
             estimate = self.estimate_from(
                 lambda chains: self.rows(indices_of(self, chains)),
@@ -332,7 +337,7 @@ class MinibatchLogProb(ModelTarget):
             )
         else:
             prior = value_and_gradient(self.log_prior, state, connected=False)[:2]
-            found = chunking.map_groups(
+            found = map_groups(
                 lambda s, i: self.scaled_sum(s, self.rows(i), [size], self.num_examples),
                 state,
                 indices_of(self, prior[0].shape),
@@ -409,7 +414,7 @@ class MinibatchLogProb(ModelTarget):
 
         With a `probe`, the sum's Hessian times the probe is the third result.
         """
-        found = chunking.sum_over_chunks(self._sum_of_slice, state, self.num_examples, size, probe)
+        found = sum_over_chunks(self._sum_of_slice, state, self.num_examples, size, probe)
         return found[:2] if probe is None else found
 
     def _sum_of_slice(

@@ -1,4 +1,8 @@
-"""Scores: gradients of the log likelihoods of single examples or of groups of them."""
+"""Scores and sums of the log likelihoods of examples.
+
+Scores are gradients of the log likelihoods of single examples or of groups of them. Sums go over
+chunks of bounded memory, and over chains in groups that fit a cache.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.nest import State
+from tfp_sgmcmc.internal.nest import State, append_dims
 from tfp_sgmcmc.internal.vectorize import map_examples
 from tfp_sgmcmc.targets.base import value_and_gradient
+
+_CACHE = 2**20  # bytes; larger minibatches exceed a core's cache and are faster in groups
+_MOST_VALUES, _CHUNK_VALUES = 2**20, 2**16  # that are computed at once, and in a chunk of more
 
 
 def mapped_scores(
@@ -116,3 +123,132 @@ def _move_axis(x: tf.Tensor, source: int, target: int) -> tf.Tensor:
     order = list(range(x.shape.rank))
     order.insert(target, order.pop(source))
     return tf.transpose(x, order)
+
+
+def sum_over_chunks(
+    fn: Callable[[State, Any, int], tf.Tensor],
+    state: State,
+    num_examples: int,
+    size: int,
+    probe: State = None,
+) -> tuple[tf.Tensor, State, State]:
+    """Returns a sum over all examples, its gradient, and its Hessian times `probe`, in one pass.
+
+    `fn(state, start, size)` returns the sum over `size` examples from `start` on, `[chains...]`.
+    Chunks have `size` examples, except for the first, which may have fewer. Without a probe the
+    product is `()`.
+    """
+
+    def chunk(start: Any, size: int) -> tuple[tf.Tensor, State, State]:
+        return value_and_gradient(lambda s: fn(s, start, size), state, probe, connected=False)
+
+    return total_of_chunks(chunk, num_examples, size)
+
+
+def total_of_chunks(of_chunk: Callable[[Any, int], Any], num_examples: int, size: int) -> Any:
+    """Returns the sum of the nests `of_chunk(start, size)` over chunks of all examples.
+
+    Chunks have `size` examples, except for the first, which may have fewer.
+    """
+    first = num_examples % size or size
+    total = of_chunk(0, first)
+    if first == num_examples:
+        return total
+
+    def body(start: tf.Tensor, total: Any) -> tuple[tf.Tensor, Any]:
+        return start + size, tf.nest.map_structure(tf.add, total, of_chunk(start, size))
+
+    return tf.while_loop(
+        lambda start, _: start < num_examples,
+        body,
+        (tf.constant(first), total),
+        parallel_iterations=1,
+    )[1]
+
+
+def with_given_gradient(fn: Callable[[State], tuple[tf.Tensor, State]], state: State) -> tf.Tensor:
+    """Returns the value of `fn(state)`, a function that returns a value and its gradient.
+
+    Tapes of the caller use that gradient, and raise NotImplementedError for a second derivative.
+    """
+
+    @tf.custom_gradient
+    def value(*leaves: tf.Tensor) -> Any:
+        # Hidden from the caller's tape, which would otherwise keep every chunk in eager mode.
+        hidden = [tf.stop_gradient(x) for x in leaves]
+        result, gradient = fn(tf.nest.pack_sequence_as(state, hidden))
+
+        def vjp(upstream: tf.Tensor) -> list[tf.Tensor]:
+            pairs = zip(tf.nest.flatten(gradient), leaves, strict=True)
+            return [append_dims(upstream, g) * _of_first_order(g, x) for g, x in pairs]
+
+        return result, vjp
+
+    return value(*tf.nest.flatten(state))
+
+
+@tf.custom_gradient
+def _of_first_order(gradient: tf.Tensor, leaf: tf.Tensor) -> Any:
+    """Returns `gradient`, the gradient with respect to `leaf`, whose derivative raises an error."""
+
+    def second_order(_: tf.Tensor) -> Any:
+        raise NotImplementedError(
+            "A log posterior that is evaluated in chunks has first derivatives only. A "
+            "MinibatchLogProb with chunk_size=num_examples evaluates all examples at once, with "
+            "derivatives of every order."
+        )
+
+    del leaf
+    return tf.identity(gradient), second_order
+
+
+def chains_per_group(chain_shape: Any, batch_bytes: int) -> int | None:
+    """Returns how many chains to evaluate at a time on a CPU, or None for all of them at once.
+
+    XLA writes the minibatches of all chains to memory and reads them back, unless groups of chains
+    fit the cache. 64 minibatches of 500 x 129 `float32` took 8.3 ms, and 3.5 ms in pairs.
+    """
+    if tf.is_tensor(chain_shape) or len(chain_shape) != 1:
+        return None
+    return 2 if chain_shape[0] % 2 == 0 and chain_shape[0] * batch_bytes > _CACHE else None
+
+
+def map_groups(
+    fn: Callable[[State, tf.Tensor], tf.Tensor], state: State, indices: tf.Tensor, size: int
+) -> tuple[tf.Tensor, State]:
+    """Returns `fn(state, indices)`, `[chains]`, and its gradient, `size` chains at a time.
+
+    `state` has parts `[chains, event...]`, `indices` is `[chains, n]`, and `size` divides `chains`.
+    """
+    dtypes = tf.nest.map_structure(lambda x: x.dtype, state)
+
+    def split(x: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(x, [x.shape[0] // size, size, *x.shape[1:]])
+
+    def join(x: tf.Tensor) -> tf.Tensor:
+        return tf.reshape(x, [x.shape[0] * size, *x.shape[2:]])
+
+    groups = tf.nest.map_structure(split, state), split(indices)
+    results = tf.map_fn(
+        lambda group: value_and_gradient(lambda s: fn(s, group[1]), group[0], connected=False)[:2],
+        groups,
+        fn_output_signature=(tf.nest.flatten(dtypes)[0], dtypes),
+        parallel_iterations=1,
+    )
+    return tf.nest.map_structure(join, results)
+
+
+def sum_values(
+    fn: Callable[[State, Any, int], tf.Tensor], states: State, num_examples: int
+) -> tf.Tensor:
+    """Returns a sum over all examples at many states, `[S]`, without its gradient.
+
+    `fn(states, start, size)` returns the sum over `size` examples from `start` on. If all values
+    are too many for one evaluation, chunks have so many examples that their values at all states
+    fit a cache. The first chunk may have fewer. 20,000 negative binomial examples at 100 states
+    took 0.24 s in chunks of 2^16 values, and 0.42 s in chunks of 2^20.
+    """
+    num_states, size = tf.nest.flatten(states)[0].shape[0], num_examples
+    if num_examples * num_states > _MOST_VALUES:
+        size = max(1, _CHUNK_VALUES // num_states)
+    return total_of_chunks(lambda start, size: fn(states, start, size), num_examples, size)

@@ -20,12 +20,10 @@ from tfp_sgmcmc.internal.nest import (
 from tfp_sgmcmc.internal.replicas import current, device_scope
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
-from tfp_sgmcmc.targets.chunking import with_given_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.model_target import ModelTarget
-from tfp_sgmcmc.targets.scores import combine_scores
-from tfp_sgmcmc.targets.shards import load_shards
-from tfp_sgmcmc.targets.stratified import Strata, StratifiedLogProb
+from tfp_sgmcmc.targets.scores import combine_scores, with_given_gradient
+from tfp_sgmcmc.targets.stratified import Strata, StratifiedLogProb, load_shards
 
 
 class ShardedLogProb(MinibatchLogProb):

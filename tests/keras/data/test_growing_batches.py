@@ -11,7 +11,7 @@ from tests.keras import small_models
 from tests.keras.small_models import assert_close, assert_equal, linear, sgld, unit_normal
 from tfp_sgmcmc import random
 from tfp_sgmcmc.keras import IndependentBatches
-from tfp_sgmcmc.keras.data.independent_batches import BatchSizes
+from tfp_sgmcmc.keras.data.fit_batches import BatchSizes
 
 N, GROWTH, STEPS = 20, 1.5, 10  # batches of 1, 2, 3, 4, 6, 8, 12, 18, 20, 20
 RNG = np.random.default_rng(0)

@@ -11,9 +11,9 @@ from tests.keras import small_models
 from tests.keras.small_models import sgld
 from tfp_sgmcmc.internal.replicas import check_cluster
 from tfp_sgmcmc.keras import IndependentBatches, WorkerBatches
-from tfp_sgmcmc.keras.model import messages, replica_context
+from tfp_sgmcmc.keras.batch_steps import WorkerGroup
+from tfp_sgmcmc.keras.model import replica_context
 from tfp_sgmcmc.keras.records.fit_fingerprint import FitProblem
-from tfp_sgmcmc.keras.worker_group import WorkerGroup
 
 X = np.arange(30.0, dtype=np.float32).reshape([15, 2])
 Y = np.arange(15) % 4
@@ -121,7 +121,7 @@ def test_a_strategy_without_a_cluster_is_refused(monkeypatch):
 
 def test_differences_between_workers_are_named(monkeypatch):
     """The messages are those of three workers, of which the last has another seed and data."""
-    monkeypatch.setattr(messages, "are_several", lambda _: True)
+    monkeypatch.setattr(replica_context, "are_several", lambda _: True)
     answers = []
 
     def exchanged(strategy, make):
@@ -129,7 +129,7 @@ def test_differences_between_workers_are_named(monkeypatch):
         answers.append(own)
         return [json.dumps(x).encode() for x in (own, own, {**own, "x": "00", "seed": 4})]
 
-    monkeypatch.setattr(messages, "exchanged", exchanged)
+    monkeypatch.setattr(replica_context, "exchanged", exchanged)
     model = small_models.linear()
     problem = FitProblem({"x": "ab"}, {"batch_size": 5})
     words = "on worker 2. Worker 0 has seed: 3, but worker 2 has 4; x: ab"
@@ -137,16 +137,16 @@ def test_differences_between_workers_are_named(monkeypatch):
         WorkerGroup().begin(model, lambda _: problem, False, {"seed": 3})
     assert {"version of keras", "seed", "batch_size", "x"} <= answers[0].keys()
 
-    monkeypatch.setattr(messages, "exchanged", lambda _, make: [make()] * 3)
+    monkeypatch.setattr(replica_context, "exchanged", lambda _, make: [make()] * 3)
     assert WorkerGroup().begin(model, lambda _: problem, False, {"seed": 3}) is problem
 
 
 def test_an_error_on_one_worker_is_told_on_all(monkeypatch):
     """`messages` stands for two workers with the same message, and then for one that failed."""
-    monkeypatch.setattr(messages, "messages", lambda _, message: [message, message])
-    assert messages.exchanged(None, lambda: b"abc") == [b"abc", b"abc"]
+    monkeypatch.setattr(replica_context, "messages", lambda _, message: [message, message])
+    assert replica_context.exchanged(None, lambda: b"abc") == [b"abc", b"abc"]
     with pytest.raises(OSError, match="no such disk"):
-        messages.exchanged(None, lambda: (_ for _ in ()).throw(OSError("no such disk")))
-    monkeypatch.setattr(messages, "messages", lambda _, message: [b"-no such disk", message])
+        replica_context.exchanged(None, lambda: (_ for _ in ()).throw(OSError("no such disk")))
+    monkeypatch.setattr(replica_context, "messages", lambda _, message: [b"-no such disk", message])
     with pytest.raises(ValueError, match="Worker 0 cannot go on: no such disk"):
-        messages.exchanged(None, lambda: b"abc")
+        replica_context.exchanged(None, lambda: b"abc")

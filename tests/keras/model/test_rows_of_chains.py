@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.keras.model.rows_of_chains import RowsOfChains, folds, num_missed, row_hashes
+from tfp_sgmcmc.keras.model.log_prob import RowsOfChains, folds, num_missed, row_hashes
 
 RNG = np.random.default_rng(0)
 C = 5

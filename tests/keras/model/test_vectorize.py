@@ -12,8 +12,8 @@ from tests.keras.small_models import assert_close, unit_normal
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
 from tfp_sgmcmc.internal.vectorize import unsafe_operation
 from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model.example_scores import Mapper
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
-from tfp_sgmcmc.keras.model.mapper import Mapper
 
 B, C, SEED = 3, 2, tf.constant([0, 0])
 RNG = np.random.default_rng(0)
@@ -107,7 +107,7 @@ def test_convolutions_in_groups_are_vectorized_wrongly(monkeypatch):
     The gradients are wrong where TensorFlow uses oneDNN, which depends on the processor. Its other
     operations on CPUs refuse gradients of the vectorized form.
     """
-    monkeypatch.setattr("tfp_sgmcmc.keras.model.mapper.not_vectorizable", lambda *_: None)
+    monkeypatch.setattr("tfp_sgmcmc.keras.model.example_scores.not_vectorizable", lambda *_: None)
     try:
         assert errors(in_groups(), IMAGES, with_scores=False) > 0.1
     except tf.errors.InvalidArgumentError as error:
@@ -119,7 +119,7 @@ def test_convolutions_in_groups_are_vectorized_wrongly(monkeypatch):
 def test_convolutions_in_chains_with_scores_are_compiled_by_xla(make, monkeypatch):
     assert errors(make(), IMAGES, with_scores=True, jit_compile=True) < 1e-5
     # Control. If this fails, XLA compiles them, and `twice_in_xla` can go.
-    monkeypatch.setattr("tfp_sgmcmc.keras.model.mapper.not_vectorizable", lambda *_: None)
+    monkeypatch.setattr("tfp_sgmcmc.keras.model.example_scores.not_vectorizable", lambda *_: None)
     with pytest.raises(tf.errors.InvalidArgumentError, match="tf2xla conversion failed"):
         errors(make(), IMAGES, with_scores=True, jit_compile=True)
 

@@ -17,9 +17,9 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from tests.sampling import runs
 from tests.sampling.runs import Walk, assert_equal
-from tfp_sgmcmc.internal import shipped_call
+from tfp_sgmcmc.internal import extras
 from tfp_sgmcmc.sampling.shards import shard_worker
-from tfp_sgmcmc.sampling.shards.moments import (
+from tfp_sgmcmc.sampling.shards.shard_worker import (
     SegmentMoments,
     batch_means_sample_size,
     concatenate,
@@ -290,8 +290,8 @@ def test_effective_sample_size_of_autoregression() -> None:
 
 
 def test_a_scheduler_that_unpickles_a_call_imports_no_tensorflow() -> None:
-    packed = shipped_call.pack_call("make_kernel", shard_worker.run_shard, 3)
-    submitted = pickle.dumps((shipped_call.make_call, packed))
+    packed = extras.pack_call("make_kernel", shard_worker.run_shard, 3)
+    submitted = pickle.dumps((extras.make_call, packed))
     program = (
         "import pickle, sys; pickle.loads(sys.stdin.buffer.read()); "
         "sys.exit('tensorflow' in sys.modules)"
@@ -307,7 +307,7 @@ def test_a_lambda_is_sent_by_cloudpickle_or_refused(
         pytest.importorskip("cloudpickle")
         assert in_shards(lambda: Walk(), 2, chains_per_shard=3, executor=Inline()).is_complete
         return
-    monkeypatch.setattr(shipped_call.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(TypeError, match="make_kernel must be a function that can be .*cloudpickle"):
         in_shards(lambda: Walk(), 2, chains_per_shard=3, executor=Inline())
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from tests.targets.shards import SIZES, in_shards, kernels, sharded
 from tfp_sgmcmc.internal.replicas import Replicas
-from tfp_sgmcmc.targets import shards
+from tfp_sgmcmc.targets import stratified
 
 KERNELS = ("SGLD", "NOGIN", "SGHMC", "ControlVariate", "pilot")
 OPTIONS: dict[str, Any] = dict(seed=0, progress_bar=False, preflight_check=False)
@@ -78,7 +78,7 @@ def refused(folder: Path, worker: int) -> None:
         return in_shards(SIZES)(s)
 
     def another_version() -> Any:
-        shards.__version__ += ".dev" if worker else ""
+        stratified.__version__ += ".dev" if worker else ""
         return sharded()
 
     attempts: dict[str, Callable[[], Any]] = {

@@ -16,7 +16,7 @@ from tests.harness.mutation import mutant
 from tests.harness.statistics import Rejected, check_covariance
 from tests.targets.logistic_regression import GENERATOR, in_parts, regression, score
 from tfp_sgmcmc.targets.anchored import Anchor
-from tfp_sgmcmc.targets.control_variates.svrg import SVRGState
+from tfp_sgmcmc.targets.control_variates.control_variate import SVRGState
 
 
 def likelihood_and_gradient(base: sgmcmc.MinibatchLogProb, theta: tf.Tensor) -> Any:

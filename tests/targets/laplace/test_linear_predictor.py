@@ -8,7 +8,7 @@ import tfp_sgmcmc as sgmcmc
 from tests.targets.logistic_regression import log_likelihood as logistic
 from tests.targets.logistic_regression import log_prior
 from tfp_sgmcmc.targets.laplace import quadratic
-from tfp_sgmcmc.targets.laplace.linear_predictor import agrees, rank_one_hessian
+from tfp_sgmcmc.targets.laplace.quadratic import agrees, rank_one_hessian
 
 N, D = 203, 5
 RNG = np.random.default_rng(0)
@@ -31,7 +31,7 @@ def target(log_likelihood) -> sgmcmc.MinibatchLogProb:
 
 @pytest.mark.parametrize("chunk", [2**22, 50 * D])
 def test_gradient_and_hessian_are_exact(monkeypatch, chunk) -> None:
-    monkeypatch.setattr("tfp_sgmcmc.targets.laplace.linear_predictor._CHUNK", chunk)
+    monkeypatch.setattr("tfp_sgmcmc.targets.laplace.quadratic._CHUNK", chunk)
     like = tf.zeros([D], tf.float64)
     gradient, hessian = rank_one_hessian(target(logistic), like)(THETA)
     p = 1 / (1 + np.exp(-X @ THETA))

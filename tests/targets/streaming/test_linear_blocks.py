@@ -9,7 +9,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives
-from tfp_sgmcmc.targets.streaming.pilot_mode import pilot_mode
+from tfp_sgmcmc.targets.streaming.row_pool import pilot_mode
 from tfp_sgmcmc.targets.streaming.row_remainders import RowRemainders
 
 N, D = 40, 3

@@ -10,8 +10,8 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives
-from tfp_sgmcmc.targets.streaming.linear_blocks import LinearBlocks
 from tfp_sgmcmc.targets.streaming.pooled import PooledLogProb
+from tfp_sgmcmc.targets.streaming.row_remainders import LinearBlocks
 
 tfd = tfp.distributions
 

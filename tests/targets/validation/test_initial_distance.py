@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.targets.validation.initial_distance import estimate_initial_distance
+from tfp_sgmcmc.targets.validation.step_size_check import estimate_initial_distance
 
 tfd = tfp.distributions
 

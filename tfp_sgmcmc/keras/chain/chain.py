@@ -27,12 +27,16 @@ from tfp_sgmcmc.keras.chain.initial_states import (
 )
 from tfp_sgmcmc.keras.chain.noise_monitor import NoiseMonitor
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection, RingBuffer
-from tfp_sgmcmc.keras.data.resident_data import ResidentData
+from tfp_sgmcmc.keras.data.fit_batches import ResidentData
 from tfp_sgmcmc.keras.model import internals, replica_context
 from tfp_sgmcmc.keras.model.example_scores import ExampleScores, known_rows
-from tfp_sgmcmc.keras.model.log_prob import BatchEvaluation, LearningRate, ModelLogProb
+from tfp_sgmcmc.keras.model.log_prob import (
+    BatchEvaluation,
+    LearningRate,
+    ModelLogProb,
+    RowsOfChains,
+)
 from tfp_sgmcmc.keras.model.priors import LogPrior
-from tfp_sgmcmc.keras.model.rows_of_chains import RowsOfChains
 from tfp_sgmcmc.kernels.base import setting_at
 from tfp_sgmcmc.kernels.fingerprint import describe_kernel
 from tfp_sgmcmc.targets.base import FullDataLogProb, Target

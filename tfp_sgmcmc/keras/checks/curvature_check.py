@@ -18,7 +18,7 @@ from tfp_sgmcmc.keras.model.internals import map_arrays
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
 from tfp_sgmcmc.targets.laplace.curvature import largest_curvature
 from tfp_sgmcmc.targets.minibatch import noise_scale
-from tfp_sgmcmc.targets.validation.initial_distance import check_approach
+from tfp_sgmcmc.targets.validation.step_size_check import check_approach
 
 _ROWS = 512  # examples that stand for all; the largest eigenvalue needs few
 _PARTS = 32  # of them, whose gradients show the noise

@@ -18,10 +18,9 @@ from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection
 from tfp_sgmcmc.keras.checks.curvature_check import StabilityCheck
 from tfp_sgmcmc.keras.checks.progress_lines import CheckResults
-from tfp_sgmcmc.keras.data.independent_batches import IndependentBatches
-from tfp_sgmcmc.keras.data.resident_data import ResidentData
+from tfp_sgmcmc.keras.data.fit_batches import IndependentBatches, ResidentData
 from tfp_sgmcmc.keras.data.training_data import Source
-from tfp_sgmcmc.keras.model import compiled_loss, internals, messages, replica_context
+from tfp_sgmcmc.keras.model import compiled_loss, internals, replica_context
 from tfp_sgmcmc.keras.records import fit_fingerprint
 from tfp_sgmcmc.keras.records.fit_plan import FitPlan, make_plan, num_due
 
@@ -142,7 +141,7 @@ class Preflight:
             self._epochs,
             self._burnin_epochs,
         )
-        is_first = messages.is_first(chain.model.distribute_strategy)
+        is_first = replica_context.is_first(chain.model.distribute_strategy)
         plan = make_plan(
             self._collection,
             chain.recorded(x),

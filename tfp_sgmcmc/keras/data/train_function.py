@@ -15,8 +15,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfp_sgmcmc.keras.data.worker_batches import BatchIterator
-from tfp_sgmcmc.keras.model import messages
+from tfp_sgmcmc.keras.data.fit_batches import BatchIterator
+from tfp_sgmcmc.keras.model import replica_context
 
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
@@ -74,7 +74,7 @@ class BatchTrainFunction:
                 self._before = None
             return self._function(iterator)
         except _LOST as error:
-            if not messages.are_several(self._model.distribute_strategy):
+            if not replica_context.are_several(self._model.distribute_strategy):
                 raise
             raise RuntimeError(
                 "Another worker of this fit was lost. Start all workers again with the same "

@@ -27,9 +27,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.keras.data.independent_batches import BatchSizes, IndependentBatches
-from tfp_sgmcmc.keras.data.resident_data import ResidentData
-from tfp_sgmcmc.keras.data.worker_batches import WorkerBatches
+from tfp_sgmcmc.keras.data.fit_batches import (
+    BatchSizes,
+    IndependentBatches,
+    ResidentData,
+    WorkerBatches,
+)
 from tfp_sgmcmc.keras.model.internals import map_arrays
 
 # A data set of `tf.data` made of these gives each row of its tensors once.

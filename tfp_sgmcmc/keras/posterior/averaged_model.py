@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.keras.model import compiled_loss, internals, observation_models
-from tfp_sgmcmc.keras.model.mapper import Mapper
+from tfp_sgmcmc.keras.model import compiled_loss, internals, likelihoods
+from tfp_sgmcmc.keras.model.example_scores import Mapper
 from tfp_sgmcmc.keras.posterior import model_copy
 from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
 from tfp_sgmcmc.keras.posterior.sample_loops import Terms, averaged, averaged_at_once, wide
@@ -37,7 +37,7 @@ def averaged_model(
     stacked = [by_variable.get(id(v)) for v in model.variables]
     is_compiled = model.compiled and model.loss
     classes = compiled_loss.classes(model, outputs) if is_compiled else {}
-    likelihoods = observation_models.with_moments(model, outputs) if is_compiled else {}
+    observed = likelihoods.with_moments(model, outputs) if is_compiled else {}
     names = [*getattr(model, "output_names", [])]
     shares = samples.running_shares()
     layer = PosteriorAverage(
@@ -45,7 +45,7 @@ def averaged_model(
         [None if x is None else keras.backend.standardize_dtype(x.dtype) for x in stacked],
         len(shares),
         [_link(classes.get(i)) for i in range(len(flat))],
-        [likelihoods.get(i) for i in range(len(flat))],
+        [observed.get(i) for i in range(len(flat))],
         names if len(names) == len(flat) else [f"output_{i}" for i in range(len(flat))],
         is_batched,
         name="posterior_average",

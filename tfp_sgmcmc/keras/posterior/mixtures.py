@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.keras.model import observation_models
+from tfp_sgmcmc.keras.model import likelihoods
 
 _MOST_PAIRS = 2**14  # of samples in the CRPS: all pairs of up to 128 samples
 _LEAST_DRAWS = 2000  # where there is no closed form
@@ -33,22 +33,22 @@ class Mixture:
 
     def __init__(
         self,
-        observation: observation_models.ObservationModel,
+        observation: likelihoods.ObservationModel,
         outputs: Any,
         weights: np.ndarray,
         number: int = 0,
     ):
         self._size, self._weights = outputs.shape[0], weights
         self._observed = observation(tf.reshape(outputs, [-1, *outputs.shape[2:]]))
-        self._entries: Any = observation_models.entries(self._observed)
+        self._entries: Any = likelihoods.entries(self._observed)
         shape = self._observed.batch_shape + self._observed.event_shape
         self.shape = [outputs.shape[1], *shape.as_list()[1:]]
         self._seed = random.fold_in(random.as_seed(_SEED), number)
-        self._is_discrete = observation_models.is_discrete(self._entries or self._observed)
+        self._is_discrete = likelihoods.is_discrete(self._entries or self._observed)
 
     def mean(self) -> np.ndarray:
         """Returns the mean, or the mean of draws if there is no closed form."""
-        found = observation_models.moments(self._observed)
+        found = likelihoods.moments(self._observed)
         if found is None:
             draws, weights = self._draws(0)
             return _average(draws, weights)

@@ -19,20 +19,24 @@ from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.posterior import sample_arrays
 from tfp_sgmcmc.keras.posterior.averaged_model import averaged_model
 from tfp_sgmcmc.keras.posterior.batches import Batches
-from tfp_sgmcmc.keras.posterior.calibration import TemperatureScaling
-from tfp_sgmcmc.keras.posterior.distillation import Distilled, distil
-from tfp_sgmcmc.keras.posterior.estimator import estimator
-from tfp_sgmcmc.keras.posterior.evaluate import Evaluation, Evaluator
-from tfp_sgmcmc.keras.posterior.posterior_plots import plot_calibration, plot_predictions
+from tfp_sgmcmc.keras.posterior.evaluate import Evaluation, Evaluator, TemperatureScaling
+from tfp_sgmcmc.keras.posterior.model_copy import Distilled, distil
 from tfp_sgmcmc.keras.posterior.predict import (
     Activation,
     PosteriorPrediction,
     Predictor,
     check_activation,
     checked_levels,
+    estimator,
 )
 from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
-from tfp_sgmcmc.keras.posterior.summary import Summary, plot, summarize
+from tfp_sgmcmc.keras.posterior.summary import (
+    Summary,
+    plot,
+    plot_calibration,
+    plot_predictions,
+    summarize,
+)
 
 _SHOWN = 20  # variables that are printed
 

@@ -1,4 +1,7 @@
-"""Posterior predictive mean, spread and entropies of a model's outputs."""
+"""Posterior predictive mean, spread and entropies of a model's outputs.
+
+`estimator` makes them an estimator of scikit-learn, for libraries that take such estimators.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import accepts, array, require
 from tfp_sgmcmc.internal.tables import Table, first_rows, shown_by
-from tfp_sgmcmc.keras.model import compiled_loss, internals, observation_models
+from tfp_sgmcmc.keras.model import compiled_loss, internals, likelihoods
 from tfp_sgmcmc.keras.posterior import sample_loops
 from tfp_sgmcmc.keras.posterior.batches import Batches, check_finite, no_tick, num_rows
 from tfp_sgmcmc.keras.posterior.mixtures import Mixture, systematic
@@ -251,7 +254,7 @@ class Predictor:
         """Returns draws, given outputs `[num_draws, rows, ...]`."""
         flat = keras.tree.flatten(outputs)
         joint = keras.tree.map_structure(lambda y: y.reshape(-1, *y.shape[2:]), outputs)
-        observed = observation_models.of_draws(self._model, joint)
+        observed = likelihoods.of_draws(self._model, joint)
         if len(observed) < len(flat):
             raise ValueError(
                 "Observations can be drawn if the loss of each output is a NegativeLogLikelihood, "
@@ -286,10 +289,10 @@ class Predictor:
     def _probabilities(self, outputs: Any) -> dict[int, compiled_loss.Classes]:
         return compiled_loss.classes(self._model, outputs) if self._activation == "auto" else {}
 
-    def _numbers(self, outputs: Any) -> dict[int, observation_models.ObservationModel]:
+    def _numbers(self, outputs: Any) -> dict[int, likelihoods.ObservationModel]:
         if self._activation != "auto":
             return {}
-        return observation_models.of_numbers(self._model, outputs)
+        return likelihoods.of_numbers(self._model, outputs)
 
     def _terms(self, values: list[tf.Tensor], batch: Any) -> sample_loops.Terms:
         y = sample_loops.wide(self._output(values, batch))
@@ -303,7 +306,7 @@ class Predictor:
 
 def _moments_of(observed: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns mean and variance of a distribution, NaN where they have no closed form."""
-    found = observation_models.moments(observed)
+    found = likelihoods.moments(observed)
     if found is None:
         shape = tf.concat([observed.batch_shape_tensor(), observed.event_shape_tensor()], axis=0)
         found = (tf.fill(shape, tf.constant(np.nan, observed.dtype)),) * 2
@@ -323,3 +326,83 @@ def entropy(probabilities: tf.Tensor, axis: int | None) -> tf.Tensor:
     if axis is None:
         return minus_p_log_p - tf.math.xlogy(1 - probabilities, 1 - probabilities)
     return tf.reduce_sum(minus_p_log_p, axis=axis)
+
+
+def estimator(posterior: Any) -> Any:
+    """Returns a scikit-learn estimator that predicts by a posterior.
+
+    Raises:
+      ModuleNotFoundError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "to_estimator needs scikit-learn. Install it, with MAPIE, by "
+            'python -m pip install "tfp_sgmcmc[conformal]"'
+        ) from error
+
+    class Estimator(BaseEstimator):
+        """A posterior that was sampled already, with the methods of scikit-learn."""
+
+        def __init__(self, posterior: Any):
+            self.posterior = posterior
+            self.is_fitted = True  # what MAPIE looks for
+
+        def __sklearn_is_fitted__(self) -> bool:
+            return True
+
+        def __deepcopy__(self, memo: Any) -> Any:
+            return self  # a posterior belongs to its model
+
+        def fit(self, x: Any, y: Any = None) -> Any:
+            """Raises TypeError: `SamplerCallback` has sampled the posterior."""
+            raise TypeError("The posterior was sampled already. Pass prefit=True.")
+
+    class Regressor(RegressorMixin, Estimator):
+        def predict(self, x: Any) -> np.ndarray:
+            """Returns the predictive mean, `[rows]`."""
+            mean = self.posterior.predict(x, verbose=0).predictive.mean
+            if mean.ndim > 2 or mean.shape[1:] not in ((), (1,)):
+                raise ValueError(
+                    "The model must predict one number for each row. Received: predictions of "
+                    f"shape {mean.shape}."
+                )
+            return mean.reshape(-1)
+
+    class Classifier(ClassifierMixin, Estimator):
+        def __init__(self, posterior: Any, num_classes: int):
+            super().__init__(posterior)
+            self.num_classes, self.classes_ = num_classes, np.arange(num_classes)
+
+        def predict_proba(self, x: Any) -> np.ndarray:
+            """Returns the mean probabilities of the classes, `[rows, classes]`."""
+            p = np.asarray(self.posterior.predict(x, verbose=0).mean, np.float64)
+            p = np.concatenate([1 - p, p], axis=1) if p.shape[1] == 1 else p
+            return p / p.sum(axis=1, keepdims=True)
+
+        def predict(self, x: Any) -> np.ndarray:
+            """Returns the most probable classes, `[rows]`."""
+            return self.predict_proba(x).argmax(axis=1)
+
+    classes, is_regression = _kind(posterior.model)
+    return Regressor(posterior) if is_regression else Classifier(posterior, classes)
+
+
+def _kind(model: keras.Model) -> tuple[int, bool]:
+    """Returns the number of classes, and whether the output is a number instead."""
+    outputs = internals.symbolic_outputs(model)
+    flat = keras.tree.flatten(outputs) if outputs is not None and model.compiled else []
+    if len(flat) == 1:
+        ((_, found),) = [*compiled_loss.classes(model, outputs).items()] or [(0, None)]
+        width = flat[0].shape[-1]
+        is_plain = len(flat[0].shape) == 2
+        if found is not None and is_plain and (found.axis is not None or width == 1):
+            return max(width, 2), False
+        if found is None and likelihoods.with_moments(model, outputs):
+            return 0, True
+    raise ValueError(
+        "The model must have a single output [rows, ...], with a crossentropy over one label for "
+        "each row or with a NegativeLogLikelihood of a number with a known mean. Received: "
+        "another model."
+    )

@@ -18,8 +18,7 @@ from tfp_sgmcmc.internal.extras import import_arviz, inference_data
 from tfp_sgmcmc.internal.tables import Table
 from tfp_sgmcmc.sampling.result import SampleResult, Timings
 from tfp_sgmcmc.sampling.result_table import num_chains_of, table_of, title_of
-from tfp_sgmcmc.sampling.shards import moments
-from tfp_sgmcmc.sampling.shards.shard_worker import ShardDraws
+from tfp_sgmcmc.sampling.shards import shard_worker
 from tfp_sgmcmc.storage.directory import SAMPLES
 from tfp_sgmcmc.storage.stored_draws import open_draws
 
@@ -109,7 +108,7 @@ class ShardedResult(SampleResult):
     shard_timings: tuple[Timings, ...] = ()
     processes: tuple[int, ...] = ()
     checked: tuple[Any, ...] = ()
-    _moments: Sequence[Sequence[moments.SegmentMoments] | None] = ()
+    _moments: Sequence[Sequence[shard_worker.SegmentMoments] | None] = ()
 
     def rhat(self) -> Any:
         """Returns split R-hat of each entry, in the structure of the state.
@@ -119,20 +118,20 @@ class ShardedResult(SampleResult):
         Raises:
           ValueError: there are fewer than 40 draws, or shards have different numbers of them.
         """
-        return self._of_moments(moments.rhat)
+        return self._of_moments(shard_worker.rhat)
 
     def effective_sample_size(self) -> Any:
         """Returns the effective sample size of each entry's mean, over all chains; see `rhat`."""
-        return self._of_moments(moments.batch_means_sample_size)
+        return self._of_moments(shard_worker.batch_means_sample_size)
 
-    def _of_moments(self, function: Callable[[moments.SegmentMoments], np.ndarray]) -> Any:
+    def _of_moments(self, function: Callable[[shard_worker.SegmentMoments], np.ndarray]) -> Any:
         known = [part for part in self._moments if part is not None]
         if len(known) < len(self._moments):
             raise ValueError(
-                f"R-hat and ESS need {2 * moments.NUM_SEGMENTS} draws of each shard. Received: "
-                f"{self.num_results}."
+                f"R-hat and ESS need {2 * shard_worker.NUM_SEGMENTS} draws of each shard. "
+                f"Received: {self.num_results}."
             )
-        leaves = [function(moments.concatenate(parts)) for parts in zip(*known, strict=True)]
+        leaves = [function(shard_worker.concatenate(parts)) for parts in zip(*known, strict=True)]
         return tree.unflatten_as(self.states, leaves)
 
     def _table(self) -> Table:
@@ -203,7 +202,7 @@ def _shows_draws(store: Path) -> bool:
 
 
 def gather(
-    shards: Sequence[ShardDraws],
+    shards: Sequence[shard_worker.ShardDraws],
     failures: dict[int, Exception],
     seed: tuple[int, int],
     directory: Path | None,
@@ -214,7 +213,7 @@ def gather(
     """Returns the result of one or more shards that ended well."""
     first = shards[0]
 
-    def arrays_of(shard: ShardDraws) -> list[Any]:
+    def arrays_of(shard: shard_worker.ShardDraws) -> list[Any]:
         if shard.arrays is not None:
             return shard.arrays
         assert directory is not None

@@ -1,15 +1,25 @@
-"""Control variates at a fixed center, where the minibatch noise vanishes."""
+"""Control variates: with a fixed center, where the minibatch noise vanishes, and SVRG.
+
+The anchor of SVRG follows the chain. The covariance of second-order estimates is computed before a
+chain runs.
+"""
 
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import integer, one_of, require
-from tfp_sgmcmc.internal.nest import State, convert_state, part_names
+from tfp_sgmcmc.internal.nest import (
+    State,
+    convert_state,
+    flatten_events,
+    part_names,
+    unflatten_events,
+)
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.anchored import Anchor, AnchoredTarget, NextAnchor, anchor_at
 from tfp_sgmcmc.targets.base import ExpansionError, GradientEstimate, kept_program
@@ -17,6 +27,9 @@ from tfp_sgmcmc.targets.control_variates.second_order import SecondOrder
 from tfp_sgmcmc.targets.laplace.mode import check_single_state
 from tfp_sgmcmc.targets.laplace.quadratic import HessianForm
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.sharded import refuse_shards
+
+_MOST_EXAMPLES = 20_000  # whose remainders are evaluated at every state
 
 
 class ControlVariate(AnchoredTarget):
@@ -215,3 +228,138 @@ class ControlVariate(AnchoredTarget):
                     f"its shape {c.shape} behind chain dimensions. "
                     f"Received: dtype {x.dtype.name}, shape {x.shape}."
                 )
+
+
+class SVRGState(NamedTuple):
+    """The chains' anchors, the number of estimates so far, and the wrapped target's state."""
+
+    anchor: Anchor
+    step: tf.Tensor
+    target_state: Any
+
+
+class SVRG(AnchoredTarget):
+    r"""Wraps a `MinibatchLogProb`: minibatches estimate differences from a recent state.
+
+    \[
+    g(\theta) = \nabla \log p(\theta) + \sum_{i=1}^N \nabla \log p(x_i \mid \tilde\theta)
+      + \frac N n \sum_{i \in S} s_i(\theta), \qquad
+    s_i(\theta) = \nabla \log p(x_i \mid \theta) - \nabla \log p(x_i \mid \tilde\theta)
+    \]
+
+    Every chain has an anchor \( \tilde\theta \), which moves to the chain's state at the estimates
+    0, m, 2m, ... The full sum there takes a pass over the data, in chunks of bounded memory. Unlike
+    `ControlVariate` this needs no center, and it follows chains that are far from one. The s_i are
+    also the scores. Their covariance V grows from zero between one anchor and the next, and
+    samplers average it over these distances.
+
+    Examples:
+      With `target` as in `MinibatchLogProb`:
+
+      >>> kernel = sgmcmc.SGLD(sgmcmc.SVRG(target, update_every=20), step_size=1e-4)
+      >>> state, results = tf.zeros([3]), kernel.bootstrap_results(tf.zeros([3]))  # three chains
+      >>> state, results = kernel.one_step(state, results, seed=0)
+      >>> bool(tf.reduce_all(results.target_state.anchor.state == 0.))
+      True
+
+    Args:
+      target: a `MinibatchLogProb`.
+      update_every: m, the number of estimates from one anchor to the next. The default is N/n,
+        rounded up: anchors then cost half as much as minibatches, which need two states.
+
+    Raises:
+      TypeError: the target is not a plain `MinibatchLogProb`; `update_every` is not an integer.
+      ValueError: `update_every` is below 1.
+
+    References:
+      A. Dubey, S. J. Reddi, B. Poczos, A. J. Smola, E. P. Xing and S. A. Williamson. Variance
+      reduction in stochastic gradient Langevin dynamics. NeurIPS, 2016. Algorithm 2.
+    """
+
+    def __init__(self, target: MinibatchLogProb, update_every: int | None = None):
+        super().__init__(target)
+        refuse_shards("SVRG", target, replicas_alone=True)
+        if update_every is None:
+            update_every = -(-target.num_examples // target.batch_size)
+        self.update_every = integer("update_every", update_every, 1)
+
+    def bootstrap(self, state: State) -> SVRGState:
+        inner = self.target.bootstrap(state)
+        zeros = tf.nest.map_structure(tf.zeros_like, (self.target.log_prior(state), state))
+        return SVRGState(Anchor(state, *zeros), tf.zeros([], tf.int64), inner)
+
+    def _next_anchor(self, state: State, target_state: Any) -> NextAnchor:
+        last, step, inner = target_state or self.bootstrap(state)
+        here = tf.nest.pack_sequence_as(last.state, tf.nest.flatten(state))
+        anchor = tf.cond(
+            step % self.update_every == 0, lambda: anchor_at(self.target, here), lambda: last
+        )
+        return anchor, inner, lambda inner: SVRGState(anchor, step + 1, inner)
+
+
+class RemainderCovariance:
+    r"""Computes the covariance of a second-order gradient estimate from one example.
+
+    \[
+    C = \frac 1 K \sum_{k=1}^K \Bigl( \sum_{i=1}^N \frac{s_i s_i^T}{q_i}
+      - \sum_i s_i \sum_i s_i^T \Bigr)(\theta_k)
+    \]
+
+    with the remainders \( s_i \) and probabilities \( q_i \) of `ControlVariate` (1/N without
+    `importance`). A minibatch of n examples, drawn with replacement, has the covariance C / n.
+    Data of more than 20,000 examples are represented by as many that are drawn by \( q_i \).
+    All calls share one compiled program.
+
+    Args:
+      control: a `ControlVariate` of order 2.
+      num_states: K.
+    """
+
+    def __init__(self, control: ControlVariate, num_states: int):
+        self._control, self._num_states = control, num_states
+        order_2, target = control.second_order, control.target
+        flat = flatten_events(control.center, 0)
+        self._dtype, total, dim = flat.dtype, target.num_examples, flat.shape[0]
+        q = order_2.probabilities
+        q = np.full(total, 1 / total) if q is None else q
+        self._picked, self._weights = np.arange(total), 1 / q
+        if total > _MOST_EXAMPLES:
+            self._picked = np.random.default_rng(0).choice(total, _MOST_EXAMPLES, p=q)
+            self._weights = 1 / (_MOST_EXAMPLES * q[self._picked] ** 2)
+        self._ones = self._weights * q[self._picked]
+        most = min(target.chunk_size // num_states, 2**24 // (num_states * dim))
+        self._size = size = max(1, min(len(self._picked), most))
+
+        def moments(
+            points: tf.Tensor, rows: tf.Tensor, squares: tf.Tensor, ones: tf.Tensor
+        ) -> tuple[tf.Tensor, ...]:
+            at = unflatten_events(points, control.center, 0)
+            found = order_2.of_examples(at, target.rows(rows), size)
+            flat_rows = tf.reshape(found * tf.sqrt(squares)[:, tf.newaxis], [-1, dim])
+            return tf.matmul(flat_rows, flat_rows, transpose_a=True), tf.einsum(
+                "knd,n->kd", found, ones
+            )
+
+        self._moments = traced(moments, jit_compile=True)
+
+    def __call__(self, states: np.ndarray) -> np.ndarray:
+        r"""Returns C, `[D, D]`, in double precision.
+
+        Args:
+          states: the \( \theta_k \), `[K, D]`, with the parts of a state side by side.
+        """
+        points, dim = tf.constant(states, self._dtype), states.shape[-1]
+        second, first = np.zeros([dim, dim]), np.zeros([self._num_states, dim])
+        for start in range(0, len(self._picked), self._size):
+            rows, squares, ones = (
+                x[start : start + self._size] for x in (self._picked, self._weights, self._ones)
+            )
+            left = self._size - len(rows)  # padding of weight zero keeps the graph's shape
+            parts = self._moments(
+                points,
+                tf.constant(np.pad(rows, (0, left), mode="edge"), tf.int32),
+                *(tf.constant(np.pad(x, (0, left)), self._dtype) for x in (squares, ones)),
+            )
+            second += parts[0].numpy()
+            first += parts[1].numpy()
+        return (second - first.T @ first) / self._num_states

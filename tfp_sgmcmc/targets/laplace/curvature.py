@@ -27,9 +27,9 @@ from tfp_sgmcmc.targets.base import (
     kept_program,
     value_and_gradient,
 )
-from tfp_sgmcmc.targets.chunking import sum_over_chunks
 from tfp_sgmcmc.targets.growing_batch import GrowingBatch
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.scores import sum_over_chunks
 from tfp_sgmcmc.targets.sharded import ShardedLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 

@@ -15,8 +15,12 @@ from tfp_sgmcmc.internal.xla import num_parallel_programs, traced_once
 from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
-from tfp_sgmcmc.targets.streaming.linear_blocks import Draws, LinearBlocks, is_simple
-from tfp_sgmcmc.targets.streaming.row_remainders import RowRemainders
+from tfp_sgmcmc.targets.streaming.row_remainders import (
+    Draws,
+    LinearBlocks,
+    RowRemainders,
+    is_simple,
+)
 
 _COLUMNS = 64  # of a Hessian that are evaluated at once
 

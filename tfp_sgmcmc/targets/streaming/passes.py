@@ -11,12 +11,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import function, integer
+from tfp_sgmcmc.internal.extras import check_executor, make_call, pack_call, submit_call
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
-from tfp_sgmcmc.internal.shipped_call import check_executor, make_call, pack_call, submit_call
 from tfp_sgmcmc.targets.data import assert_finite_rows, form_of
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums, map_blocks, sum_blocks
-from tfp_sgmcmc.targets.streaming.pool_error import KeepingProbabilities, Pass
+from tfp_sgmcmc.targets.streaming.pooled import KeepingProbabilities, Pass
 from tfp_sgmcmc.targets.streaming.row_remainders import RowRemainders
 
 ShowRows = Callable[[int], None]

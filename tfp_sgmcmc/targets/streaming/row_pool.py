@@ -1,8 +1,12 @@
-"""The pool of rows in memory that represents a stream."""
+"""The pool of rows in memory that represents a stream, and the mode of rows in memory.
+
+The programs of the passes find the mode, and sum over such rows.
+"""
 
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,14 +14,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.internal.nest import State, convert_state, flatten_events
-from tfp_sgmcmc.targets.base import ExpansionError
-from tfp_sgmcmc.targets.laplace.mode import check_single_state
-from tfp_sgmcmc.targets.laplace.quadratic import root_of_inverse, to_unit_diagonal
+from tfp_sgmcmc.internal.nest import State, convert_state, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.xla import traced
+from tfp_sgmcmc.targets.base import ExpansionError, kept_program, value_and_gradient
+from tfp_sgmcmc.targets.laplace.mode import check_single_state, find_center
+from tfp_sgmcmc.targets.laplace.newton import NEAR_ENOUGH, newton_ascent
+from tfp_sgmcmc.targets.laplace.quadratic import hessian_products, root_of_inverse, to_unit_diagonal
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
-from tfp_sgmcmc.targets.streaming import pool_error
-from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums
+from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums, filled
 from tfp_sgmcmc.targets.streaming.passes import (
     DrawnRows,
     DrawRows,
@@ -29,13 +34,115 @@ from tfp_sgmcmc.targets.streaming.passes import (
     as_state,
     joined,
 )
-from tfp_sgmcmc.targets.streaming.pilot_mode import pilot_mode, sums_in_memory, with_prior
-from tfp_sgmcmc.targets.streaming.pooled import Correction, PooledLogProb, fading_radius
-from tfp_sgmcmc.targets.streaming.row_remainders import RowRemainders
+from tfp_sgmcmc.targets.streaming.pooled import (
+    MOST_MEAN_ERROR,
+    MOST_WIDTH_ERROR,
+    Correction,
+    PooledLogProb,
+    PoolReport,
+    fading_radius,
+    keeping_probabilities,
+    moments_of,
+    pool_errors,
+)
+from tfp_sgmcmc.targets.streaming.row_remainders import RowRemainders, is_simple
+
+_MOST_STEPS = 100
 
 MOST_DIMENSIONS = 1024
 _MOST_PILOT_ROWS = 100_000
 _MOST_POOLS = 2
+
+
+def pilot_mode(
+    model: MinibatchLogProb,
+    rows: Any,
+    total: int,
+    initial_state: State,
+    derivatives: BlockDerivatives,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the mode of rows that represent `total` ones, `[D]`, and the precision there.
+
+    Hessians of a `LinearModel` are as cheap as gradients, so that the programs of the passes search
+    the mode. Otherwise, and where Newton's method finds no mode, `find_center` does.
+
+    Args:
+      model: evaluates prior and likelihood.
+      rows: a nest of arrays `[M, ...]`.
+      total: the rows that they represent.
+      initial_state: where the search begins.
+      derivatives: the program of blocks, with Hessians.
+    """
+    count = len(tf.nest.flatten(rows)[0])
+    if is_simple(model):
+
+        @functools.lru_cache(maxsize=1)  # the value at a state is wanted before its derivatives
+        def at(theta: tuple[float, ...]) -> Sums:
+            flat = np.array(theta)
+            found = sums_in_memory(rows, None, flat, derivatives).times(total / count)
+            return with_prior(model, found, flat, initial_state)
+
+        def hessian_and_gradient(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            found = at((*theta,))
+            assert found.hessian is not None
+            return (found.hessian + found.hessian.T) / 2, found.gradient
+
+        flat = flatten_events(initial_state, 0)
+        ascent = newton_ascent(
+            lambda theta: at((*theta,)).log_likelihood,
+            hessian_and_gradient,
+            flat.numpy().astype(np.float64),
+            _MOST_STEPS,
+            float(np.finfo(flat.dtype.as_numpy_dtype).eps),
+            NEAR_ENOUGH,
+        )
+        if ascent is not None and ascent.is_mode:
+            return ascent.theta, -hessian_and_gradient(ascent.theta)[0]
+    pilot = PooledLogProb(model, rows, np.full([count], total / count, np.float32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the passes show how far the mode is
+        mode, _ = find_center(pilot, initial_state)
+    flat = flatten_events(mode, 0).numpy()
+    curvature = hessian_products(pilot, mode).matrices(flat).posterior
+    return flat.astype(np.float64), -curvature
+
+
+def with_prior(model: MinibatchLogProb, sums: Sums, theta: np.ndarray, like: State) -> Sums:
+    """Returns the derivatives of the log posterior at theta."""
+    program = kept_program(model, "prior", like, lambda: traced(_prior(model, like)))
+    dtype = tf.nest.flatten(like)[0].dtype
+    found = (x.numpy().astype(np.float64) for x in program(tf.constant(theta, dtype)))
+    value, gradient, hessian = found
+    return sums.plus(Sums(float(value), gradient, None if sums.hessian is None else hessian))
+
+
+def _prior(model: MinibatchLogProb, like: State) -> Any:
+    """Returns the function of theta, `[D]`, that gives the log prior and its derivatives."""
+
+    def prior(theta: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        probes = tf.eye(theta.shape[0], dtype=theta.dtype)
+        states = unflatten_events(tf.broadcast_to(theta, probes.shape), like, 0)
+        along = unflatten_events(probes, like, 0)
+        value, slope, bend = value_and_gradient(model.log_prior, states, along, connected=False)
+        return value[0], flatten_events(slope, 1)[0], flatten_events(bend, 1)
+
+    return prior
+
+
+def sums_in_memory(
+    rows: Any, weights: np.ndarray | None, theta: np.ndarray, derivatives: BlockDerivatives
+) -> Sums:
+    """Returns the sums over rows with weights, or all of weight 1, by the program of blocks."""
+    count, size, found = len(tf.nest.flatten(rows)[0]), derivatives.size, []
+    for start in range(0, count, size):
+        block = tf.nest.map_structure(lambda x, at=start: tf.constant(x[at : at + size]), rows)
+        here = min(size, count - start)
+        of_rows = None if weights is None else weights[start : start + size]
+        if here < size:
+            block = tf.nest.map_structure(lambda x: filled(x, size), block)
+            of_rows = np.pad(np.ones([here]) if of_rows is None else of_rows, (0, size - here))
+        found.append(derivatives(theta, block, of_rows))
+    return functools.reduce(Sums.plus, found)
 
 
 def draw_pool(
@@ -47,7 +154,7 @@ def draw_pool(
     seed: Any = 0,
     jit_compile: bool = True,
     show: Show = lambda what, num_rows: None,
-) -> tuple[MinibatchLogProb, pool_error.PoolReport]:
+) -> tuple[MinibatchLogProb, PoolReport]:
     r"""Returns a target in memory whose posterior is that of a stream, and a `PoolReport`.
 
     \[
@@ -120,9 +227,7 @@ def draw_pool(
     row_bytes = max(1, model.row_bytes)
     if total * row_bytes <= first.memory:
         found, read = parts.run(ReadRows((*parts.sizes,), row_seed))
-        return _in_memory(first, joined(found)), pool_error.PoolReport(
-            total, read.num_rows, (read,)
-        )
+        return _in_memory(first, joined(found)), PoolReport(total, read.num_rows, (read,))
     dim = flatten_events(state, 0).shape[0]
     if dim > MOST_DIMENSIONS:
         raise ValueError(
@@ -146,8 +251,8 @@ def draw_pool(
         drawn = found = None  # which frees their memory
         center = as_state(theta + step, state)
         remainders = RowRemainders(model, center, factor, draw_seed, jit_compile)
-        moments = pool_error.moments_of(remainders, rows)
-        probabilities = pool_error.keeping_probabilities(moments, total, most_rows)
+        moments = moments_of(remainders, rows)
+        probabilities = keeping_probabilities(moments, total, most_rows)
         work = DrawRows(
             as_arrays(center),
             factor,
@@ -172,10 +277,8 @@ def draw_pool(
         step = factor @ offset
         # The remainders that count are those at draws around the mode.
         around = RowRemainders(model, center, factor, draw_seed, jit_compile, offset)
-        errors = pool_error.pool_errors(
-            pool_error.moments_of(around, rows), probabilities(moments.norms), total
-        )
-        if errors[0] < pool_error.MOST_MEAN_ERROR and errors[1] < pool_error.MOST_WIDTH_ERROR:
+        errors = pool_errors(moments_of(around, rows), probabilities(moments.norms), total)
+        if errors[0] < MOST_MEAN_ERROR and errors[1] < MOST_WIDTH_ERROR:
             break
     del rows, found
     assert drawn is not None
@@ -186,7 +289,7 @@ def draw_pool(
     numbers = lacking.log_likelihood, lacking.gradient, lacking.hessian, precision, radius
     correction = Correction(*(tf.constant(x, _dtype(state)) for x in (theta, *numbers)))
     distance = float(np.linalg.norm(offset))
-    report = pool_error.PoolReport(total, pool.num_examples, tuple(passes), *errors, distance)
+    report = PoolReport(total, pool.num_examples, tuple(passes), *errors, distance)
     return pool.corrected(correction), report
 
 

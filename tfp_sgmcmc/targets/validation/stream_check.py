@@ -17,8 +17,12 @@ from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.data import assert_finite_rows
 from tfp_sgmcmc.targets.laplace.curvature import one_chain
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
-from tfp_sgmcmc.targets.validation.initial_distance import check_approach
-from tfp_sgmcmc.targets.validation.step_size_check import Stability, check_step, epochs_of
+from tfp_sgmcmc.targets.validation.step_size_check import (
+    Stability,
+    check_approach,
+    check_step,
+    epochs_of,
+)
 
 _MOST_SECONDS = 30.0
 _LEAST_BATCHES = 20

@@ -1,1 +1,0 @@
-"""The prior: its widths, hierarchies in it, and coordinates in which effects have a fixed prior."""

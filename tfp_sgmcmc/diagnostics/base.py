@@ -1,0 +1,93 @@
+"""The base class of reducers of every k-th state of a chain, and checks of arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_probability as tfp
+
+from tfp_sgmcmc.internal.checks import integer
+from tfp_sgmcmc.internal.nest import State
+from tfp_sgmcmc.targets.base import Target
+
+
+def real_array(name: str, value: Any) -> np.ndarray:
+    """Returns an array of real numbers in double precision; raises TypeError for anything else."""
+    try:
+        found = np.asarray(value)
+        dtype = tf.as_dtype(found.dtype)
+        is_real = dtype.is_floating or dtype.is_integer
+    except (TypeError, ValueError, NotImplementedError):  # ragged, or a symbolic tensor
+        is_real = False
+    if not is_real:
+        raise TypeError(f"{name} must be an array of real numbers. Received: {value!r:.100}.")
+    return found.astype(np.float64, copy=False)
+
+
+def floating_parts(name: str, nest: State) -> State:
+    """Returns a nest of tensors; raises TypeError for a part that is not floating numbers."""
+
+    def convert(x: Any) -> tf.Tensor:
+        try:
+            x = tf.convert_to_tensor(x)
+            is_floating = x.dtype.is_floating
+        except (TypeError, ValueError):
+            is_floating = False
+        if not is_floating:
+            raise TypeError(f"{name} must have parts of floating numbers. Received: {x!r:.100}.")
+        return x
+
+    if not tf.nest.flatten(nest):
+        raise ValueError(f"{name} must have at least one part. Received: {nest!r:.100}.")
+    return tf.nest.map_structure(convert, nest)
+
+
+class PeriodicReducer(tfp.experimental.mcmc.Reducer):
+    """Updates its result at every `every`-th state of a chain on a target.
+
+    A subclass defines `_start`, `_update` and, where needed, `_skip`. The reducer's state has a
+    field `num_steps`, and a field `every` if the period changes.
+    """
+
+    def __init__(self, target: Target, every: int):
+        self._target, self._every = target, integer("every", every, 1)
+
+    def initialize(
+        self, initial_chain_state: State, initial_inner_kernel_results: Any = None
+    ) -> Any:
+        """Returns the reducer's state before the first step; the initial state does not count."""
+        del initial_inner_kernel_results
+        state = tf.nest.map_structure(tf.convert_to_tensor, initial_chain_state)
+        chain_shape = self._target.chain_shape(state)
+        return self._start(state, tf.zeros(chain_shape, tf.nest.flatten(state)[0].dtype))
+
+    def one_step(
+        self,
+        new_chain_state: State,
+        current_reducer_state: Any,
+        previous_kernel_results: Any = None,
+    ) -> Any:
+        """Returns the reducer's state after a step of the chain."""
+        own = current_reducer_state._replace(num_steps=current_reducer_state.num_steps + 1)
+        state = tf.nest.map_structure(tf.convert_to_tensor, new_chain_state)
+        is_due = own.num_steps % getattr(own, "every", self._every) == 0
+        return tf.cond(
+            is_due,
+            lambda: self._update(own, state, previous_kernel_results),
+            lambda: self._skip(own, state),
+        )
+
+    def _start(self, state: State, zeros: tf.Tensor) -> Any:
+        """Returns the reducer's state before the first step; `zeros` has the chains' shape."""
+        raise NotImplementedError
+
+    def _update(self, own: Any, state: State, results: Any) -> Any:
+        """Returns the reducer's state after a step that counts."""
+        raise NotImplementedError
+
+    def _skip(self, own: Any, state: State) -> Any:
+        """Returns the reducer's state after another step."""
+        del state
+        return own

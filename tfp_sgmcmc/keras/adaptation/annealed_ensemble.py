@@ -1,0 +1,388 @@
+"""The annealed ensemble that `SamplerCallback()` makes: its kernel, its pool and its members.
+
+The pool are training rows that some chains never see. They choose the windows of time whose states
+predict best.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from tfp_sgmcmc.internal import checks
+from tfp_sgmcmc.keras.adaptation.layer_masses import layer_masses
+from tfp_sgmcmc.keras.data.training_data import Source
+from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model.log_prob import RowsOfChains, folds, num_missed, row_hashes
+from tfp_sgmcmc.keras.posterior.posterior import Posterior
+from tfp_sgmcmc.kernels.annealed_sghmc import AnnealedSGHMC
+from tfp_sgmcmc.schedules import CosineTail, GeometricDecay
+
+_SHARE, _MOST = 0.4, 400  # of the rows, and rows
+
+Window = tuple[float, float]
+
+#: Shares of the run, `(after, until)`.
+WINDOWS: tuple[Window, ...] = (
+    (0.05, 0.15), (0.1, 0.2), (0.15, 0.3), (0.2, 0.4), (0.3, 0.5),
+    (0.4, 0.6), (0.5, 0.7), (0.6, 0.8), (0.7, 0.9), (0.8, 1.0),
+)  # fmt: skip
+_ROUNDING = 1e-9
+
+NUM_CHAINS, NUM_STATES = 5, 80
+_RELAXATION = 100.0  # factor of the prior's variance from the first step to the last
+_MASS_AVERAGING, _STEP_FALLS = 0.01, 0.8
+_ROWS = 512  # that show the size of the inputs
+_ATTENTION = (
+    keras.layers.MultiHeadAttention,
+    keras.layers.GroupQueryAttention,
+    keras.layers.Attention,
+    keras.layers.AdditiveAttention,
+)
+
+
+class LeftOutPool(NamedTuple):
+    """The rows of the pool.
+
+    Attributes:
+      rows: decides which rows of a batch each chain sees.
+      x: their inputs, a nest of arrays `[q, ...]`.
+      y: their targets, in the same form.
+      fold: the first of the two chains that never see a row, `[q]`; the other one follows it.
+    """
+
+    rows: RowsOfChains
+    x: Any
+    y: Any
+    fold: np.ndarray
+
+
+def left_out_pool(
+    source: Source, num_examples: int, num_chains: int, key: int
+) -> LeftOutPool | None:
+    """Returns a pool of min(0.4 N, 400) rows; None if rows cannot be read twice alike.
+
+    The data are read once, and data that are not arrays twice: rows that an augmentation has
+    changed do not come again.
+
+    Args:
+      source: the data of `fit`.
+      num_examples: N.
+      num_chains: C.
+      key: see `RowsOfChains`.
+
+    Raises:
+      ValueError: the rows' weights are all zero, or one is negative.
+    """
+    if source.passes is None:
+        return None
+    size = int(min(_SHARE * num_examples, _MOST))
+    # All rows below this hash are candidates; fewer than `size` are so once in 10^6 times.
+    share = min(1.0, (size + 5 * size**0.5 + 5) / num_examples)
+    found = _candidates(source.passes(), key, int(share * 2**32))
+    if found is None:
+        return None
+    hashes, x, y, mean_weight = found
+    order = np.argsort(hashes, kind="stable")
+    bound = int(hashes[order[size]]) if size < len(order) else int(share * 2**32)
+    chosen = order[hashes[order] < bound]
+    if not len(chosen) or not _come_again(source, key, hashes[chosen]):
+        return None
+    x, y = (internals.map_arrays(lambda a: a[chosen], nest) for nest in (x, y))
+    fold = np.asarray(folds(hashes[chosen], num_chains))
+    num_seen = num_examples - num_missed(fold, num_chains)
+    rows = RowsOfChains(bound, num_chains, key, num_seen, mean_weight)
+    return LeftOutPool(rows, x, y, fold)
+
+
+def _candidates(
+    passes: Iterator[Any], key: int, bound: int
+) -> tuple[np.ndarray, Any, Any, float] | None:
+    """Returns hashes, inputs and targets of rows with hashes below a bound, and the mean weight."""
+    parts, known = [], []
+    for x, y, weight in passes:
+        known.append(_flat_weights(weight))
+        hashes = row_hashes(x, key).numpy()
+        below = np.flatnonzero(hashes < bound)
+        if len(below):
+            nests = internals.map_arrays(lambda a, rows=below: np.asarray(a)[rows], (x, y))
+            parts.append((hashes[below], *nests))
+    if not parts:
+        return None
+    hashes, x, y = zip(*parts, strict=True)
+    flat = np.concatenate(known)
+    checks.nonnegative_weights("sample_weight", flat)
+    mean = float(flat.mean(dtype=np.float64)) if len(flat) else 1.0
+    return np.concatenate(hashes), _joined(x), _joined(y), mean
+
+
+def _flat_weights(weight: Any) -> np.ndarray:
+    """Returns the weights of a batch's rows; none if there are none, or several for a row."""
+    leaves = [] if weight is None else keras.tree.flatten(weight)
+    if len(leaves) != 1 or leaves[0] is None or np.prod(leaves[0].shape[1:]) != 1:
+        return np.zeros(0)
+    return np.ravel(leaves[0])
+
+
+def _joined(nests: Sequence[Any]) -> Any:
+    """Returns nests of arrays concatenated leaf by leaf; leaves may be None."""
+    return keras.tree.map_structure(lambda *a: None if a[0] is None else np.concatenate(a), *nests)
+
+
+def _come_again(source: Source, key: int, hashes: np.ndarray) -> bool:
+    """Returns whether another pass over data that are not arrays has rows of these hashes."""
+    if source.arrays is not None:
+        return True
+    assert source.passes is not None
+    missing = set(hashes.tolist())
+    for x, _, _ in source.passes():
+        missing -= set(row_hashes(x, key).numpy().tolist())
+        if not missing:
+            return True
+    return False
+
+
+class WindowChoice(NamedTuple):
+    """The windows whose states make the ensemble.
+
+    Attributes:
+      windows: the windows, as shares of the run.
+      loss: the extrapolated loss of each window of `WINDOWS` that has states, in nats, by window.
+        Empty where there was no pool to choose with.
+      num_rows: the rows of the pool.
+      is_chosen: whether a state belongs to a window, `[S]`.
+    """
+
+    windows: tuple[Window, ...]
+    loss: dict[Window, float]
+    num_rows: int
+    is_chosen: np.ndarray
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{100 * a:.0f}-{100 * b:.0f} %" for a, b in self.windows)
+        states = f"{int(self.is_chosen.sum())} states a chain from {shown} of the run"
+        if not self.loss:
+            return f"{states}. No rows were left out to choose with, so these are the last ones."
+        best = min(self.loss.values())
+        return f"{states}, chosen by {self.num_rows} rows: loss {best:.4f} nats (extrapolated)."
+
+
+def choose_windows(log_likelihood: np.ndarray, times: np.ndarray, fold: np.ndarray) -> WindowChoice:
+    r"""Chooses all windows that are as good as the best within one standard error.
+
+    Two of the C chains have never seen a row of the pool. With the mean predictions p1 and p2 of
+    these chains over the states of a window, the loss of the mean over C chains is extrapolated as
+
+    \[
+    E = -\log \frac{p_1 + p_2}{2}
+      - \Bigl( 1 - \frac 2 C \Bigr) \frac{\delta^2}{2},
+    \qquad \delta = \frac{p_1 - p_2}{p_1 + p_2},
+    \]
+
+    because the loss of a mean of c chains falls about as 1/c, from one chain to two by
+    \( -\tfrac12 \log(1 - \delta^2) \), of which this is the leading term. (The logarithm itself
+    would promise no end of gain where one of the chains is sure of a wrong class.) A window is
+    chosen if the mean over rows of its E minus that of the best window is at most its standard
+    error.
+
+    Args:
+      log_likelihood: of the pool's rows by each state, `[S, C, q]`.
+      times: the share of the run after which each state was left, in (0, 1], `[S]`.
+      fold: the first of the two chains that have not seen a row, `[q]`.
+    """
+    num_chains, rows = log_likelihood.shape[1], np.arange(len(fold))
+    extrapolated: dict[Window, np.ndarray] = {}
+    for window in WINDOWS:
+        inside = log_likelihood[_is_in(times, window)]
+        if not len(inside):
+            continue
+        by_chain = np.logaddexp.reduce(inside, axis=0) - np.log(len(inside))  # [C, q]
+        pair = np.stack([by_chain[(fold + i) % num_chains, rows] for i in (0, 1)])
+        delta = np.tanh((pair[0] - pair[1]) / 2)
+        loss = np.log(2) - np.logaddexp(*pair)
+        extrapolated[window] = loss - (1 - 2 / num_chains) * delta**2 / 2
+    if not extrapolated:
+        return last_window(times)
+    means = {window: float(e.mean()) for window, e in extrapolated.items()}
+    best = extrapolated[min(means, key=lambda w: means[w])]
+    chosen = []
+    for window, e in extrapolated.items():
+        gap = e - best
+        if gap.mean() <= gap.std() / len(gap) ** 0.5 + 1e-12:
+            chosen.append(window)
+    return WindowChoice(tuple(chosen), means, len(fold), _is_in(times, *chosen))
+
+
+def last_window(times: np.ndarray) -> WindowChoice:
+    """Returns the states of the last window; of a run that ended before, the last fifth of it."""
+    after, until = (x * min(1.0, float(times.max())) for x in WINDOWS[-1])
+    return WindowChoice(((after, until),), {}, 0, _is_in(times, (after, until)))
+
+
+def _is_in(times: np.ndarray, *windows: Window) -> np.ndarray:
+    """Returns whether a time is in one of the windows."""
+    inside = [(times > a + _ROUNDING) & (times <= b + _ROUNDING) for a, b in windows]
+    return np.any(inside, axis=0)
+
+
+class _Pace(NamedTuple):
+    """Steps and temperatures of a run, and a factor of the prior's variances.
+
+    Steps and temperatures have a value where the run begins and one where it ends, and steps also a
+    peak.
+    """
+
+    first_step: float
+    largest_step: float
+    last_step: float
+    first_temperature: float
+    last_temperature: float
+    prior_variance: float = 1.0
+
+
+_PACE = _Pace(7e-4, 5e-3, 5e-4, 0.03, 0.001)
+_PACE_OF_RECURRENT = _Pace(3e-3, 3e-3, 3e-4, 0.3, 0.01)
+_PACE_OF_ATTENTION = _Pace(3e-3, 3e-3, 3e-4, 0.003, 0.0001)
+_PACE_OF_EMBEDDINGS = _Pace(1e-3, 3e-3, 3e-4, 0.003, 0.0001, prior_variance=100.0)
+
+
+class AnnealedEnsemble:
+    r"""Five chains whose prior relaxes and whose temperature falls along one `fit` of K steps.
+
+    With t = k / K after k steps, the kernel is `AnnealedSGHMC` with the first masses m and the
+    centres of `layer_masses`, the prior N(0, 2 100^t / m) for weights and N(0, 100^t) for other
+    variables, and the temperature \( 0.03\, (0.001 / 0.03)^t \). Masses follow the gradients
+    (`mass_averaging` of 0.01). The largest learning rate grows from 0.0007 to 0.005 in the first
+    four fifths, and falls to 0.0005 by a cosine over the last one (`CosineTail`), so that early
+    states are those of slow training and late ones those of a long way. With recurrent layers it is
+    0.003 until it falls to 0.0003, and temperatures are 10 times as high; with attention they are a
+    tenth. With embeddings but neither of them it grows from 0.001 to 0.003 and falls to 0.0003,
+    temperatures are a tenth, and the prior's variances 100 times as large. All chains see the same
+    batches, but each row of a pool is hidden from two of them (see `RowsOfChains`): it counts for
+    nothing in their gradients, and N is the number of rows that a chain sees. These chains tell
+    afterwards from which part of the run predictions are taken (see `choose_windows`). Inputs of
+    layers are measured on the pool.
+
+    Attributes:
+      num_steps: K, or None before the first `fit`.
+      choice: the windows that `members` chose last; None before.
+
+    Args:
+      key: decides which rows make the pool.
+    """
+
+    def __init__(self, key: int):
+        self._key = key
+        self._pool: LeftOutPool | None = None
+        self._batch: Any = None  # some rows, if there is no pool
+        self.num_steps: int | None = None
+        self.choice: WindowChoice | None = None
+        self._kernel: dict[str, Any] = {}
+        self._members: tuple[int, Posterior] | None = None
+
+    @property
+    def rows_of_chains(self) -> RowsOfChains | None:
+        """Which rows each chain sees; None if there is no pool."""
+        return None if self._pool is None else self._pool.rows
+
+    def settle(self, source: Source, num_examples: int, num_chains: int, num_steps: Any) -> None:
+        """Takes on what follows from the data and the length of the first `fit`.
+
+        Raises:
+          ValueError: the number of steps is unknown.
+
+        Warns:
+          UserWarning: rows cannot be told apart, so there is no pool.
+        """
+        if not num_steps:
+            raise ValueError(
+                "SamplerCallback() needs to know how many steps fit takes, because it cools along "
+                f"them. Received: {source.kind} of unknown length. Pass fit steps_per_epoch."
+            )
+        self.num_steps = int(num_steps)
+        self._pool = left_out_pool(source, num_examples, num_chains, self._key)
+        if self._pool is None:
+            self._batch = source.batch(_ROWS)
+            reason = (
+                f"{source.kind}, which cannot be read again or gives other rows when it is (an "
+                "augmentation, for example, is better done in layers of the model)"
+                if source.arrays is None
+                else f"{num_examples} examples with too few different inputs"
+            )
+            warnings.warn(
+                "SamplerCallback() cannot hide rows from some chains, which choose the part of the "
+                f"run that predicts best. Received: {reason}. The last fifth of the run is taken.",
+                stacklevel=2,
+            )
+
+    def begin_chain(self, model: keras.Model) -> None:
+        """Takes on the masses of a built model."""
+        assert self.num_steps is not None  # settled
+        rows = None if self._batch is None else self._batch[0]
+        found = layer_masses(model, rows if self._pool is None else self._pool.x)
+        k, pace = self.num_steps, _pace(model)
+        self._kernel = {
+            "step_size": CosineTail(
+                pace.first_step, pace.last_step, k, _STEP_FALLS, pace.largest_step
+            ),
+            "mass_averaging": _MASS_AVERAGING,
+            "mass": [m.mass for m in found],
+            "prior_variance": [pace.prior_variance * m.variance for m in found],
+            "centers": [(k, m.bias, m.center) for k, m in enumerate(found) if m.bias is not None],
+            "prior_scale": GeometricDecay(1.0, _RELAXATION, k),
+            "temperature": GeometricDecay(pace.first_temperature, pace.last_temperature, k),
+        }
+
+    def make_kernel(self, target: Any) -> AnnealedSGHMC:
+        """Returns the kernel over a target with a flat prior."""
+        return AnnealedSGHMC(target, **self._kernel)
+
+    def members(self, every: Posterior, steps: np.ndarray) -> Posterior:
+        """Returns the states of the chosen windows, from all states and the steps that left them.
+
+        Choosing evaluates each state on the pool.
+        """
+        if self._members is None or self._members[0] != len(every):
+            assert self.num_steps is not None  # there are states
+            times = np.minimum((np.asarray(steps[:]) + 1) / self.num_steps, 1.0)
+            if self._pool is None:
+                self.choice = last_window(times)
+            else:
+                pool = self._pool
+                found = every.log_likelihood(pool.x, pool.y, len(pool.fold), verbose=0)
+                self.choice = choose_windows(found.astype(np.float64), times, pool.fold)
+            chosen = np.flatnonzero(self.choice.is_chosen)
+            samples = [np.asarray(x[:])[chosen] for x in every.samples]
+            self._members = len(every), every.with_samples(samples)
+        return self._members[1]
+
+
+def check_alone(**given: Any) -> None:
+    """Raises ValueError if arguments are given that belong to a kernel."""
+    found = [name for name, value in given.items() if value is not None]
+    if found:
+        raise ValueError(
+            f"{', '.join(found)} must be left out without a kernel, because the annealed ensemble "
+            "of SamplerCallback() has its own. Received: a value. For the posterior of the model "
+            'give a kernel, such as SamplerCallback("posterior", prior=...).'
+        )
+
+
+def _pace(model: keras.Model) -> _Pace:
+    """Returns the pace for the layers of a model that have trainable weights."""
+    layers = [layer for layer in internals.layers(model) if layer.trainable_variables]
+    if any(isinstance(layer, _ATTENTION) for layer in layers):
+        return _PACE_OF_ATTENTION
+    if any(isinstance(layer, keras.layers.RNN) for layer in layers):
+        return _PACE_OF_RECURRENT
+    has_embeddings = any(isinstance(layer, keras.layers.Embedding) for layer in layers)
+    return _PACE_OF_EMBEDDINGS if has_embeddings else _PACE
+
+
+def check_chains(num_chains: int | None) -> int:
+    """Returns the number of chains; raises ValueError if it is below 3."""
+    return checks.integer("chains", 1 if num_chains is None else num_chains, 3)

@@ -1,1 +1,0 @@
-"""The annealed ensemble of `SamplerCallback()`: its settings, and the choice of its members."""
