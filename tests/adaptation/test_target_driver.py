@@ -594,6 +594,26 @@ def test_choices_survive_the_file(run: Any) -> None:
         )
 
 
+@pytest.mark.parametrize(("size", "given", "expected"), [
+    (40, None, False), (40, True, True), (8, None, True), (8, False, False),
+])  # fmt: skip
+def test_xla_is_left_out_where_lapack_is_faster(size: int, given: Any, expected: bool) -> None:
+    """A Gaussian process; a matrix of 40 rows takes XLA on a CPU longer, one of 8 does not."""
+    x = tf.linspace(0.0, 3.0, size)
+    squares = (x - x[:, tf.newaxis]) ** 2
+
+    def log_likelihood(scale: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        covariance = tf.exp(-squares / scale[..., None, None, None] ** 2) + tf.eye(size)
+        return tfd.MultivariateNormalTriL(scale_tril=tf.linalg.cholesky(covariance)).log_prob(y)
+
+    one_row = np.ones([1, size], np.float32)
+    target = sgmcmc.MinibatchLogProb(tfd.Normal(0.0, 1.0).log_prob, log_likelihood, one_row, 1)
+    settings = target_driver.TargetSettings(
+        target, tf.constant(1.0), None, None, 10, 2, given, progress_bar=False
+    )
+    assert settings.jit_compile is expected
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> PreparedKernel:
     """Returns a kernel whose choices are in `tmp_path`."""

@@ -124,3 +124,14 @@ def test_runs_stay_on_the_device_of_their_scope() -> None:
     )  # fmt: skip
     assert found.returncode == 0, found.stderr[-3000:]
     assert found.stdout.splitlines()[-1] == "all on CPU:1"
+
+
+def test_large_factorisations_are_found_where_a_cpu_runs_them() -> None:
+    def log_determinant(x: tf.Tensor) -> tf.Tensor:
+        return tf.linalg.logdet(x[..., tf.newaxis] * tf.eye(x.shape[-1]))
+
+    assert xla.slow_factorization(log_determinant, tf.ones([32])) == ("Cholesky", 32)
+    assert xla.slow_factorization(log_determinant, tf.ones([31])) is None
+    assert xla.slow_factorization(tf.linalg.det, tf.eye(40)) == ("MatrixDeterminant", 40)
+    with xla.for_device_kind("GPU"):
+        assert xla.slow_factorization(log_determinant, tf.ones([32])) is None

@@ -20,7 +20,7 @@ from tfp_sgmcmc.adaptation.sharded_target_driver import (
 )
 from tfp_sgmcmc.adaptation.target_arguments import check_target
 from tfp_sgmcmc.adaptation.target_driver import sample_target
-from tfp_sgmcmc.internal.checks import eager, integer, require
+from tfp_sgmcmc.internal.checks import boolean, eager, integer, optional, require
 from tfp_sgmcmc.sampling.result import SampleResult
 from tfp_sgmcmc.sampling.run import check_options, sample_chain
 from tfp_sgmcmc.sampling.shards.shard_driver import sample_shards
@@ -104,7 +104,7 @@ def sample(
     seed: Any = None,
     directory: Directory | str | os.PathLike[str] | None = None,
     progress_bar: bool | None = None,
-    jit_compile: bool = True,
+    jit_compile: bool | None = None,
     preflight_check: bool = True,
 ) -> SampleResult:
     r"""Samples a target with settings that it chooses and checks.
@@ -194,8 +194,10 @@ def sample(
       directory: a path, or a `Directory` with a path, a rule for resuming, and the seconds between
         checkpoints; see `sample_chain`. None keeps the draws in memory.
       progress_bar: whether to show progress and the choices. None shows them if tqdm is installed.
-      jit_compile: whether XLA compiles the steps, which is much faster. If the log posterior uses
-        an operation that XLA does not know, the run goes on without it, with a warning.
+      jit_compile: whether XLA compiles the steps, which is mostly much faster. None does so, unless
+        the log posterior factorises matrices of 32 rows or more on a CPU, which TensorFlow does
+        faster without XLA; in shards, None always compiles. If the log posterior uses an operation
+        that XLA does not know, the run goes on without it, with a warning.
       preflight_check: whether to run `preflight`, which reads the whole data once.
 
     Returns:
@@ -216,7 +218,8 @@ def sample(
     integer("num_results", num_results, 1)
     integer("num_chains", num_chains, 1)
     integer("min_ess", min_ess, 1)
-    check_options(num_chains, None, progress_bar, jit_compile, preflight_check)
+    optional(boolean, "jit_compile", jit_compile)
+    check_options(num_chains, None, progress_bar, True, preflight_check)
     options: dict[str, Any] = dict(
         bijector=bijector,
         num_chains=num_chains,
@@ -233,7 +236,7 @@ def sample(
             executor=executor,
             seed=seed,
             directory=directory,
-            jit_compile=jit_compile,
+            jit_compile=jit_compile is not False,
             **options,
         )
     check_target(target, bijector)
@@ -256,7 +259,7 @@ def sample(
             return draw(jit_compile=jit_compile)
         except tf.errors.InvalidArgumentError as error:
             missing = _UNSUPPORTED.search(error.message)
-            if not jit_compile or missing is None:
+            if jit_compile is False or missing is None:
                 raise
             warnings.warn(
                 f"XLA cannot compile {missing[1]}, which the log posterior uses, so the run does "

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.nest import State, call_with_state, convert_state, state_from_call
 from tfp_sgmcmc.sampling.progress import progress
 from tfp_sgmcmc.sampling.result import Flag
@@ -160,6 +161,17 @@ def single_state(target: MinibatchLogProb, initial_state: Any) -> State:
     check_single_state("initial_state", target, state)
     check_two_chains(target, state)
     return state
+
+
+def slow_factorization(target: MinibatchLogProb, state: State) -> tuple[str, int] | None:
+    """Returns an operation of the log posterior that is slower with XLA; see `internal.xla`."""
+    row = target.rows(tf.range(1))
+
+    def values(state: State) -> tuple[tf.Tensor, tf.Tensor]:
+        log_prior = target.log_prior(state)
+        return log_prior, target.log_likelihood(state, row, 1, log_prior.shape)
+
+    return xla.slow_factorization(values, state)
 
 
 def finite_start(target: MinibatchLogProb, state: State) -> tuple[State, tuple[Flag, ...]]:

@@ -153,8 +153,13 @@ class TargetSettings:
       folder: the directory of the run, which keeps the pool of a stream; None for memory.
       num_results: number of draws of each chain.
       num_chains: number of chains.
-      jit_compile: whether XLA compiles the steps.
+      jit_compile: whether XLA compiles the steps; None compiles them where that is faster.
       progress_bar: whether to show the passes over a stream.
+
+    Attributes:
+      problem: the target in memory.
+      state: the start.
+      jit_compile: whether XLA compiles the steps.
     """
 
     def __init__(
@@ -165,27 +170,31 @@ class TargetSettings:
         folder: Path | None,
         num_results: int,
         num_chains: int,
-        jit_compile: bool,
+        jit_compile: bool | None,
         progress_bar: bool | None,
     ):
         self._pool = None
         if isinstance(target, StreamedLogProb):
             target_arguments.single_state(target.of_one_batch, initial_state)
             target, self._pool = target_arguments.pool_of(
-                target, initial_state, folder, jit_compile, progress_bar
+                target, initial_state, folder, jit_compile is not False, progress_bar
             )
         self.problem = target_arguments.as_problem(target, bijector)
         state = target_arguments.single_state(self.problem, initial_state)
         self.state, self._notes = target_arguments.finite_start(self.problem, state)
         self._sizes = num_results, num_chains
-        self._jit_compile = jit_compile
+        self._slow = None
+        if jit_compile is None:
+            self._slow = target_arguments.slow_factorization(self.problem, state)
+            jit_compile = self._slow is None
+        self.jit_compile = jit_compile
 
     def load(self, folder: Path, seed: tf.Tensor | None) -> PreparedKernel | None:
         """Returns the settings that an earlier process chose for a directory, or None."""
-        return load(folder, self.problem, self.state, seed, self._sizes[1], self._jit_compile)
+        return load(folder, self.problem, self.state, seed, self._sizes[1], self.jit_compile)
 
     def save(self, folder: Path, prepared: PreparedKernel, seed: tf.Tensor) -> None:
-        save(folder, prepared, seed, describe_call(self.problem, self.state, self._jit_compile))
+        save(folder, prepared, seed, describe_call(self.problem, self.state, self.jit_compile))
 
     def choose(self, seed: tf.Tensor, preflight_check: bool) -> PreparedKernel:
         """Returns the kernel to begin with."""
@@ -200,10 +209,17 @@ class TargetSettings:
         if self._pool is not None:
             flags = *(Flag("wrong", text) for text in self._pool.flags), *flags
             lines = *self._pool.lines, *lines
+        if self._slow is not None:
+            name, rows = self._slow
+            lines = (
+                f"XLA does not compile the steps, because its {name} of {rows} rows takes longer "
+                "than LAPACK's on a CPU.",
+                *lines,
+            )
         return dataclasses.replace(prepared, lines=lines, flags=flags)
 
     def _select(self, problem: MinibatchLogProb, at: State, seed: tf.Tensor) -> PreparedKernel:
-        self._selector = KernelSelector(problem, at, self._sizes[1], seed, self._jit_compile)
+        self._selector = KernelSelector(problem, at, self._sizes[1], seed, self.jit_compile)
         return self._selector(self._sizes[0])
 
     def start_anew(
@@ -211,7 +227,7 @@ class TargetSettings:
     ) -> PreparedKernel:
         """Returns a kernel for a posterior that no mode describes."""
         select = None if again else lambda other, at: self._select(other, at, seed)
-        options = *self._sizes, seed, self._jit_compile
+        options = *self._sizes, seed, self.jit_compile
         return sample_nonquadratic(self.problem, self.state, *options, reason, select)
 
     def after(
@@ -245,7 +261,7 @@ def sample_target(
     seed: tf.Tensor | None,
     num_chains: int,
     min_ess: int,
-    jit_compile: bool,
+    jit_compile: bool | None,
     progress_bar: bool | None,
     run: RunDirectory | None,
     checkpoint_seconds: float,
@@ -281,7 +297,7 @@ def sample_target(
             seed=random.as_seed(choices.seed),
             num_chains=None,
             trace_fn=prepared.trace_fn,
-            jit_compile=jit_compile,
+            jit_compile=settings.jit_compile,
             progress_bar=progress_bar,
             run=run,
             checkpoint_seconds=checkpoint_seconds,

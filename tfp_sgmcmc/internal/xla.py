@@ -15,6 +15,11 @@ from tensorflow.python.eager import context
 from tensorflow.python.ops import control_flow_util
 
 _LONGEST_BLOCK = 32  # steps of a chain on a GPU
+_LARGE_MATRIX = 32  # rows, from which XLA on a CPU takes 2 to 10 times as long as LAPACK
+_FACTORIZATIONS = {
+    "Cholesky", "CholeskyGrad", "LogMatrixDeterminant", "Lu", "MatrixDeterminant", "MatrixInverse",
+    "MatrixSolve", "Qr", "SelfAdjointEigV2", "Svd",
+}  # fmt: skip
 _WORTH_A_LOOP = 10_000  # entries of a value; a CPU saves time by not writing larger ones
 _assumed_kind: contextvars.ContextVar[str | None] = contextvars.ContextVar("kind", default=None)
 
@@ -66,6 +71,24 @@ def on_accelerator() -> bool:
 def compiles_for_cpu() -> bool:
     """Returns whether XLA will compile the code that is being traced now for a CPU."""
     return in_xla_context() and not on_accelerator()
+
+
+def slow_factorization(fn: Callable[..., Any], *args: Any) -> tuple[str, int] | None:
+    """Returns an operation of `fn(*args)` that XLA would make slower, and the rows of its matrix.
+
+    On a CPU, XLA factorises matrices by loops of its own, and TensorFlow by LAPACK. None is
+    returned for other devices, for small matrices, and for those in loops.
+    """
+    if on_accelerator():
+        return None
+    with no_numeric_checks():
+        graph = tf.function(fn, autograph=False).get_concrete_function(*args).graph
+    for operation in graph.get_operations():
+        if operation.type in _FACTORIZATIONS and operation.inputs[0].shape.rank:
+            rows = operation.inputs[0].shape[-1]
+            if rows is not None and rows >= _LARGE_MATRIX:
+                return operation.type, int(rows)
+    return None
 
 
 def random_algorithm() -> str:
