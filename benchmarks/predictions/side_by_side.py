@@ -98,11 +98,16 @@ class Trainer:
         return weights, [m, v], steps, loss
 
     def _losses(self, weights: Parts, x: Any, y: Any) -> tf.Tensor:
-        """Returns the loss of each row by its network, `[networks, rows]`."""
-        return tf.vectorized_map(self._of_one, (list(weights), x, y))
+        """Returns the loss of each row by its network, `[networks, rows]`.
 
-    def _of_one(self, given: tuple[Parts, Any, Any]) -> tf.Tensor:
-        weights, x, y = given
-        outputs, _ = self._model.stateless_call(weights, [], x, training=True)
+        The loss is not vectorized: in a loop, XLA would compile some losses anew for each `y`.
+        """
+
+        def outputs_of_one(given: tuple[Parts, Any]) -> tf.Tensor:
+            return self._model.stateless_call(given[0], [], given[1], training=True)[0]
+
+        outputs = tf.vectorized_map(outputs_of_one, (list(weights), x))
+        rows = [tf.reshape(a, [-1, *a.shape[2:]]) for a in (y, outputs)]
         loss = self._model.loss
-        return type(loss).from_config({**loss.get_config(), "reduction": "none"})(y, outputs)
+        losses = type(loss).from_config({**loss.get_config(), "reduction": "none"})(*rows)
+        return tf.reshape(losses, tf.shape(x)[:2])

@@ -1,6 +1,6 @@
 """The annealed ensemble that `SamplerCallback()` makes: its kernel, its pool and its members.
 
-The pool are training rows that some chains never see. They choose the windows of time whose states
+The pool holds training rows that some chains never see. It chooses the windows of time whose states
 predict best.
 """
 
