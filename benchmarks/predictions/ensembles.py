@@ -208,7 +208,9 @@ def show(found: Iterable[tuple[str, list[dict[str, Scores]]]]) -> dict[str, Prin
                 f"{mean['error']:.3f}", f"{mean['calibration']:.3f}",
                 *(f"{shares[key]:.2f}" if is_timed else "" for key in ("fit", "predict")),
             ])  # fmt: skip
-    heads = ("data", "method", "NLL", "NLL - DE5", "error", "calibration", "fit", "predict")
+    heads = ["data", "method", "NLL", "NLL - DE5", "error", "calibration", "fit", "predict"]
+    if not any(line[-1] for line in lines):
+        heads, lines = heads[:-2], [line[:-2] for line in lines]
     return {"": command_line.print_table(dict.fromkeys(heads, ""), lines)}
 
 
