@@ -614,6 +614,18 @@ def test_xla_is_left_out_where_lapack_is_faster(size: int, given: Any, expected:
     assert settings.jit_compile is expected
 
 
+def test_a_run_goes_on_with_or_without_xla_as_it_began(run: Any, tmp_path: Path) -> None:
+    """It began without; by itself this model would be compiled."""
+    old, new = (
+        target_driver.TargetSettings(
+            regression(), tf.zeros([3]), None, folder, 400, 4, None, progress_bar=False
+        )
+        for folder in (run.directory, tmp_path)
+    )
+    assert not old.jit_compile and old.load(run.directory, None) is not None
+    assert new.jit_compile and new.load(tmp_path, None) is None
+
+
 @pytest.fixture
 def saved(tmp_path: Path) -> PreparedKernel:
     """Returns a kernel whose choices are in `tmp_path`."""

@@ -57,6 +57,14 @@ def save(folder: Path, prepared: PreparedKernel, seed: tf.Tensor, call: dict[str
     npz.write(folder / FILE, header, arrays)
 
 
+def saved_jit_compile(folder: Path) -> bool | None:
+    """Returns whether XLA compiles the run in a directory; None if it has no choices yet."""
+    if not (folder / FILE).exists():
+        return None
+    with npz.reading(folder / FILE, "a run of `sample`") as (header, _):
+        return header.get("call", {}).get("jit_compile")
+
+
 def load(
     folder: Path,
     problem: MinibatchLogProb,

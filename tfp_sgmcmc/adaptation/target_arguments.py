@@ -163,15 +163,33 @@ def single_state(target: MinibatchLogProb, initial_state: Any) -> State:
     return state
 
 
-def slow_factorization(target: MinibatchLogProb, state: State) -> tuple[str, int] | None:
-    """Returns an operation of the log posterior that is slower with XLA; see `internal.xla`."""
+def choose_jit_compile(
+    target: MinibatchLogProb, state: State, given: bool | None, before: bool | None
+) -> tuple[bool, tuple[str, ...]]:
+    """Returns whether XLA compiles the steps, with an explanation if it could and does not.
+
+    Args:
+      target: the target in memory.
+      state: a state.
+      given: what the user asks for, or None.
+      before: what the run that goes on began with, or None.
+    """
+    if given is not None or before is not None:
+        return bool(before if given is None else given), ()
     row = target.rows(tf.range(1))
 
     def values(state: State) -> tuple[tf.Tensor, tf.Tensor]:
         log_prior = target.log_prior(state)
         return log_prior, target.log_likelihood(state, row, 1, log_prior.shape)
 
-    return xla.slow_factorization(values, state)
+    slow = xla.slow_factorization(values, state)
+    if slow is None:
+        return True, ()
+    line = (
+        f"XLA does not compile the steps, because its {slow[0]} of {slow[1]} rows takes longer "
+        "than LAPACK's on a CPU."
+    )
+    return False, (line,)
 
 
 def finite_start(target: MinibatchLogProb, state: State) -> tuple[State, tuple[Flag, ...]]:

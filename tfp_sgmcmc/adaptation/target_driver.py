@@ -29,7 +29,7 @@ from tfp_sgmcmc.adaptation.noncentering import repeats_prior
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, prior_widths
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, settled
-from tfp_sgmcmc.adaptation.settings_file import describe_call, load, save
+from tfp_sgmcmc.adaptation.settings_file import describe_call, load, save, saved_jit_compile
 from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.sampling.result import Explanation, Flag, SampleResult
 from tfp_sgmcmc.sampling.run import run_kernel
@@ -183,11 +183,10 @@ class TargetSettings:
         state = target_arguments.single_state(self.problem, initial_state)
         self.state, self._notes = target_arguments.finite_start(self.problem, state)
         self._sizes = num_results, num_chains
-        self._slow = None
-        if jit_compile is None:
-            self._slow = target_arguments.slow_factorization(self.problem, state)
-            jit_compile = self._slow is None
-        self.jit_compile = jit_compile
+        before = None if folder is None else saved_jit_compile(folder)
+        self.jit_compile, self._lines = target_arguments.choose_jit_compile(
+            self.problem, state, jit_compile, before
+        )
 
     def load(self, folder: Path, seed: tf.Tensor | None) -> PreparedKernel | None:
         """Returns the settings that an earlier process chose for a directory, or None."""
@@ -205,17 +204,10 @@ class TargetSettings:
             prepared = self._select(problem, state, seed)
         except NotNearGaussian as reason:
             prepared = self.start_anew(reason, seed)
-        flags, lines = (*self._notes, *prepared.flags), prepared.lines
+        flags, lines = (*self._notes, *prepared.flags), (*self._lines, *prepared.lines)
         if self._pool is not None:
             flags = *(Flag("wrong", text) for text in self._pool.flags), *flags
             lines = *self._pool.lines, *lines
-        if self._slow is not None:
-            name, rows = self._slow
-            lines = (
-                f"XLA does not compile the steps, because its {name} of {rows} rows takes longer "
-                "than LAPACK's on a CPU.",
-                *lines,
-            )
         return dataclasses.replace(prepared, lines=lines, flags=flags)
 
     def _select(self, problem: MinibatchLogProb, at: State, seed: tf.Tensor) -> PreparedKernel:

@@ -181,6 +181,10 @@ def test_streams_use_their_first_read() -> None:
     target = sgmcmc.StreamedLogProb(log_prior, log_likelihood, dataset, N, batches_per_read=4)
     found = sgmcmc.largest_curvature(target, tf.constant(THETA[0]))
     np.testing.assert_allclose(found, largest(hessian(THETA[0], slice(20))), rtol=RTOL)
+    (product,) = target._programs.values()
+    other = sgmcmc.largest_curvature(target, tf.constant(THETA[1]))
+    np.testing.assert_allclose(other, largest(hessian(THETA[1], slice(20))), rtol=RTOL)
+    assert product.experimental_get_tracing_count() == 1
 
 
 def test_other_targets_are_asked_for_one_estimate() -> None:
