@@ -27,7 +27,7 @@ from tfp_sgmcmc.targets import (
     Target,
     draw_pool,
 )
-from tfp_sgmcmc.targets.base import value_and_gradient
+from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.bijectors import default_bijector, median_start
 from tfp_sgmcmc.targets.laplace.mode import check_single_state
 from tfp_sgmcmc.targets.sharded import refuse_shards
@@ -182,7 +182,8 @@ def choose_jit_compile(
         log_prior = target.log_prior(state)
         return log_prior, target.log_likelihood(state, row, 1, log_prior.shape)
 
-    slow = xla.slow_factorization(values, state)
+    name = f"factorisation that XLA makes slower on a {xla.device_kind()}"
+    slow = kept_program(target, name, state, lambda: xla.slow_factorization(values, state))
     if slow is None:
         return True, ()
     line = (
