@@ -32,7 +32,7 @@ from tfp_sgmcmc.targets.bijectors import default_bijector, median_start
 from tfp_sgmcmc.targets.laplace.mode import check_single_state
 from tfp_sgmcmc.targets.sharded import refuse_shards
 from tfp_sgmcmc.targets.streaming import pooled
-from tfp_sgmcmc.targets.validation.gradient_check import check_two_chains
+from tfp_sgmcmc.targets.validation.gradient_check import check_two_chains, log_probs_of_rows
 
 _RADII, _NUM_STARTS = (2.0, 20.0), 50  # of uniform starts
 Pinned = tfp.experimental.distributions.JointDistributionPinned
@@ -176,14 +176,13 @@ def choose_jit_compile(
     """
     if given is not None or before is not None:
         return bool(before if given is None else given), ()
-    row = target.rows(tf.range(1))
-
-    def values(state: State) -> tuple[tf.Tensor, tf.Tensor]:
-        log_prior = target.log_prior(state)
-        return log_prior, target.log_likelihood(state, row, 1, log_prior.shape)
-
     name = f"factorisation that XLA makes slower on a {xla.device_kind()}"
-    slow = kept_program(target, name, state, lambda: xla.slow_factorization(values, state))
+    slow = kept_program(
+        target,
+        name,
+        state,
+        lambda: xla.slow_factorization(log_probs_of_rows(target, 1), state),
+    )
     if slow is None:
         return True, ()
     line = (

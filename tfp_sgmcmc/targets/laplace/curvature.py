@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -146,9 +145,7 @@ def posterior_product(
         data = tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), batches)
         data = tf.nest.map_structure(lambda x: x[:max_examples], data)
         size = len(tf.nest.flatten(data)[0])
-        stream, name = target.of_one_batch, f"Hessian products of {size} examples of a stream"
-        make = functools.partial(_product, stream, _rows_of, size, total)
-        product = kept_program(target, name, state, make)
+        model, rows = target.of_one_batch, _rows_of
     elif isinstance(target, ShardedLogProb):
         return _product_of_estimate(target.with_most(max_examples), seed, ())
     elif isinstance(target, MinibatchLogProb):
@@ -158,13 +155,14 @@ def posterior_product(
         if size < total:
             data = random.permuted_indices(seed, data, total)
 
-        def rows(numbers: tf.Tensor, i: tf.Tensor) -> Any:
+        def rows_of_numbers(numbers: tf.Tensor, i: tf.Tensor) -> Any:
             return target.rows(tf.gather(numbers, i))
 
-        name = f"Hessian products of {size} examples"
-        product = kept_program(target, name, state, lambda: _product(target, rows, size, total))
+        model, rows = target, rows_of_numbers
     else:
         return _product_of_estimate(target, seed, target.bootstrap(state))
+    name = f"Hessian products of {size} examples"
+    product = kept_program(target, name, state, lambda: _product(model, rows, size, total))
     return lambda theta, v: product(theta, v, data)
 
 

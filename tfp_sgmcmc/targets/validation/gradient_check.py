@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,19 @@ from tfp_sgmcmc.targets.validation.stream_check import check_stream
 _NUM_ROWS = 3  # another number than that of the chains
 
 
+def log_probs_of_rows(
+    target: MinibatchLogProb, size: int
+) -> Callable[[State], tuple[tf.Tensor, tf.Tensor]]:
+    """Returns the function of a state that gives log prior and log likelihoods of `size` rows."""
+    rows = target.rows(tf.range(size))
+
+    def log_probs(state: State) -> tuple[tf.Tensor, tf.Tensor]:
+        log_prior = target.log_prior(state)
+        return log_prior, target.log_likelihood(state, rows, size, log_prior.shape)
+
+    return log_probs
+
+
 def check_two_chains(target: MinibatchLogProb, state: State) -> None:
     """Raises if the model fails for two chains, or gives them other values than one chain.
 
@@ -37,12 +51,7 @@ def check_two_chains(target: MinibatchLogProb, state: State) -> None:
         one. An error that a function raises is passed on with a note.
     """
     size = min(_NUM_ROWS, target.num_examples)
-    rows = target.rows(tf.range(size))
-
-    def values(state: State) -> tuple[tf.Tensor, tf.Tensor]:
-        log_prior = target.log_prior(state)
-        return log_prior, target.log_likelihood(state, rows, size, log_prior.shape)
-
+    values = log_probs_of_rows(target, size)
     called_with = "a state of the shape of the start"
     try:
         one = values(state)
