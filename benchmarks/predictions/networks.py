@@ -1,4 +1,4 @@
-"""Networks of the comparison of ensembles other than dense ones: of images and of words."""
+"""Networks of the comparison of ensembles other than two dense layers."""
 
 from __future__ import annotations
 
@@ -51,3 +51,22 @@ def bag_of_embeddings(x: Any) -> Any:
     """The mean of trainable embeddings of words, up to the last layer."""
     x = L.GlobalAveragePooling1D()(L.Embedding(4000, 16)(x))
     return L.Dropout(0.3)(L.Dense(20, "relu")(x))
+
+
+def recurrent(x: Any) -> Any:
+    """A GRU over the rows of an image of 64 pixels, up to the last layer."""
+    return L.GRU(32)(L.Reshape([8, 8])(x))
+
+
+def layer_normalized(x: Any) -> Any:
+    """Two dense layers with LayerNormalization, up to the last layer."""
+    for _ in range(2):
+        x = L.ReLU()(L.LayerNormalization()(L.Dense(50)(x)))
+    return x
+
+
+def dropout(x: Any) -> Any:
+    """Two dense layers, each with dropout, up to the last layer."""
+    for _ in range(2):
+        x = L.Dropout(0.2)(L.Dense(50, "relu")(x))
+    return x

@@ -73,8 +73,8 @@ def _sklearn(name: str, num_classes: int, **options: Any) -> Loader:
         from sklearn import datasets as sources
 
         x, y = getattr(sources, f"load_{name}")(return_X_y=True)
-        scale = options.get("divisor", 1.0)
-        return Table(x / scale, y, num_classes, is_scaled="divisor" in options)
+        scale, network = options.get("divisor", 1.0), options.get("network")
+        return Table(x / scale, y, num_classes, is_scaled="divisor" in options, network=network)
 
     return load
 
@@ -198,5 +198,9 @@ TABLES: dict[str, Loader] = {
     "mnist": _stored("mnist", 10, is_scaled=True, test_share=0.5),
     "convnet": _stored("mnist", 10, **_IMAGES, network=networks.convnet),
     "batchnorm": _stored("mnist", 10, **_IMAGES, network=networks.normalized_convnet),
+    "gru": _sklearn("digits", 10, divisor=16.0, network=networks.recurrent),
+    "layernorm": _sklearn("digits", 10, divisor=16.0, network=networks.layer_normalized),
+    "dropout": _sklearn("digits", 10, divisor=16.0, network=networks.dropout),
 }
-NETWORKS = ("convnet", "batchnorm", "embeddings", "transformer")  # which have a network
+#: Those that have a network.
+NETWORKS = ("convnet", "batchnorm", "embeddings", "transformer", "gru", "layernorm", "dropout")

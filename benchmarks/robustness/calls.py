@@ -158,9 +158,14 @@ def _within_seconds(run: Callable[[], Any]) -> Any:
 
 def catalogue() -> list[Entry]:
     """Returns all entries. Each valid call is made once, and must work."""
-    from benchmarks.robustness import catalogue_core, catalogue_keras, catalogue_runs
+    from benchmarks.robustness import (
+        catalogue_core,
+        catalogue_keras,
+        catalogue_results,
+        catalogue_runs,
+    )
 
-    modules = (catalogue_core, catalogue_runs, catalogue_keras)
+    modules = (catalogue_core, catalogue_runs, catalogue_results, catalogue_keras)
     return [entry for module in modules for entry in module.entries()]
 
 

@@ -191,6 +191,8 @@ def schedules() -> list[Entry]:
     at = tf.constant([0, 1, 2, 7], tf.int64)
     positive, results = number(0.0, -1.0), [None, "x", [], {}, object(), 1j, NAN, INF, np.ones([3])]
 
+    ends = dict(initial_value=1.0, final_value=0.1, num_steps=8)
+
     def values(made: Any) -> Any:
         return made(at)
 
@@ -208,6 +210,10 @@ def schedules() -> list[Entry]:
         entry("schedules", sch.Cyclical, dict(initial_value=1.0, num_steps=8, num_cycles=2),
               dict(initial_value=positive, num_cycles=[*integer(1), 9],
                    exploration_ratio=number(-0.1, 1.0, 2.0)), use=values),
+        entry("schedules", sch.GeometricDecay, ends, dict(initial_value=positive,
+              final_value=positive), use=values),
+        entry("schedules", sch.CosineTail, ends, dict(initial_value=positive, final_value=positive,
+              start=number(-0.1, 1.1), peak_value=number(0.0, -1.0, optional=True)), use=values),
     ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from tfp_sgmcmc.internal.checks import integer, positive
 MOST_RHAT, LEAST_DRAWS = 1.01, 400  # Vehtari et al. 2021
 _BY_CHANCE = 1e-3  # probability that sound chains exceed the limit
 _TAIL = 0.05  # probability of each tail
-_BLOCK = 2**22  # numbers that are transformed at once
+_BLOCK = 2**18  # numbers that are transformed at once
 
 
 def rank_normalized_rhat(draws: Any) -> np.ndarray:

@@ -146,8 +146,9 @@ class AnnealedSGHMC(StochasticGradientKernel):
         averaging: float = 0.05,
         mass_averaging: float | None = None,
     ):
-        settings = ("step_size", "mass", "prior_variance", "prior_scale", "temperature")
-        super().__init__(locals(), settings)
+        super().__init__(
+            locals(), ("step_size", "mass", "prior_variance", "prior_scale", "temperature")
+        )
         optional = ("mass_averaging",) if self._adapts_mass else ()
         for name in ("momentum_loss", "averaging", *optional):
             number(name, self._parameters[name], "in (0, 1]", lambda x: 0 < x <= 1)

@@ -240,8 +240,9 @@ class StreamedLogProb(Target):
         Raises:
           StreamReadError: the dataset cannot be read.
           ValueError: the epoch does not have N examples, up to a last batch that is dropped.
+          TypeError: `size` is not an integer.
         """
-        seen = 0
+        seen, size = 0, integer("size", size, 1)
         with self._faults.named(epoch, lambda: seen):
             self._faults.check(epoch)
             for block in self._in_rows(epoch).rebatch(size).prefetch(2):

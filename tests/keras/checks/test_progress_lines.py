@@ -8,6 +8,7 @@ from tests.keras.small_models import linear, sampler, sgld, unit_normal
 from tfp_sgmcmc.keras.chain.noise_monitor import noise_monitor
 from tfp_sgmcmc.keras.checks import curvature_check
 
+CHECKS_CURVATURE = True
 N = 12
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[N, 2]).astype(np.float32)

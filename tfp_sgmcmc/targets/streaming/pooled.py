@@ -167,8 +167,10 @@ def keeping_probabilities(moments: Moments, total: int, most_rows: int) -> Keepi
 def pool_errors(moments: Moments, probabilities: np.ndarray, total: int) -> tuple[float, float]:
     """Returns the standard errors that a pool causes in means and standard deviations."""
     weights = total / len(probabilities) * (1 / probabilities - 1)
-    means, tilts = (np.sqrt(weights @ x**2).max() for x in (moments.means, moments.tilts))
-    return float(means), float(tilts) / 2
+    # `einsum` makes no array of squares as large as the moments.
+    squares = (np.einsum("n,nd,nd->d", weights, x, x) for x in (moments.means, moments.tilts))
+    means, tilts = (float(np.sqrt(x.max())) for x in squares)
+    return means, tilts / 2
 
 
 class Correction(NamedTuple):

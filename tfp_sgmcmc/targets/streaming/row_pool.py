@@ -253,6 +253,7 @@ def draw_pool(
         remainders = RowRemainders(model, center, factor, draw_seed, jit_compile)
         moments = moments_of(remainders, rows)
         probabilities = keeping_probabilities(moments, total, most_rows)
+        kept_with, moments = probabilities(moments.norms), None
         work = DrawRows(
             as_arrays(center),
             factor,
@@ -277,7 +278,7 @@ def draw_pool(
         step = factor @ offset
         # The remainders that count are those at draws around the mode.
         around = RowRemainders(model, center, factor, draw_seed, jit_compile, offset)
-        errors = pool_errors(moments_of(around, rows), probabilities(moments.norms), total)
+        errors = pool_errors(moments_of(around, rows), kept_with, total)
         if errors[0] < MOST_MEAN_ERROR and errors[1] < MOST_WIDTH_ERROR:
             break
     del rows, found

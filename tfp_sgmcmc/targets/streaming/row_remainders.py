@@ -216,7 +216,8 @@ class RowRemainders:
     def moments(self, rows: Any) -> Moments:
         """Returns the moments of a block of rows."""
         parts = zip(*(self._moments(self.at, part) for part in self._split(rows)), strict=True)
-        return Moments(*(np.concatenate(x).astype(np.float64) for x in parts))
+        norms, means, tilts = (np.concatenate(x) for x in parts)
+        return Moments(norms.astype(np.float64), means, tilts)
 
     def _split(self, rows: Any) -> Iterator[Any]:
         total, size = len(tf.nest.flatten(rows)[0]), self.block_rows
