@@ -64,6 +64,17 @@ UNCALLED = {
     r"schedules\.(Schedule|\w+\.get_config)": "an interface that Keras calls",
     r"schedules\.Cyclical\.(is_sampling|position)": "of a step, which a kernel numbers",
     r"adaptation\.Choices(\.program)?": "what a call returns",
+    r"diagnostics\.(Certificate|Comparison|LeaveOneOut)": "what a call returns",
+    r".*\.table": "no arguments",
+    r"sampling\.ShardedResult\.(log_likelihood|loo|map|plot|plot_marginals|predict|summary)": (
+        "that of SampleResult"
+    ),
+    r".*\.(noise_temperature|largest_noise|log_prob_of_many|features)": (
+        "a check or a target calls it"
+    ),
+    r"kernels\.CCAdL\.relaxation_steps": "that of NOGIN",
+    r"random\.integers_of": "a part of others",
+    r"targets\.ShardedLogProb\.from_joint": "that of MinibatchLogProb",
     r"keras\.Collect\.(over|with_phases)": "the callback calls it",
     r"keras\.FitResult\.(begin_fit|end_execution|end_fit)": "the callback calls it",
     r"keras\.SamplerCallback\.data": "that of IndependentBatches",

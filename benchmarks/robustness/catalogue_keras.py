@@ -193,6 +193,9 @@ def posteriors() -> list[Entry]:
     regression.compile(loss=K.losses.GaussianNLL(scale=1.0), run_eagerly=True)
     kernels = np.random.default_rng(3).normal(size=[4, 2, 2, 1]).astype(np.float32)
     chains = K.Posterior(regression, regression.trainable_variables, [kernels], num_chains=2)
+    one = keras.Sequential([keras.Input([1]), keras.layers.Dense(1, use_bias=False)])
+    one.compile(loss=K.losses.GaussianNLL(scale=1.0), run_eagerly=True)
+    line = K.Posterior(one, one.trainable_variables, [np.ones([4, 1, 1], np.float32)])
     with tempfile.TemporaryDirectory() as folder:
         posterior.save(f"{folder}/p.npz")
         stored = Path(f"{folder}/p.npz").read_bytes()
@@ -267,6 +270,15 @@ def posteriors() -> list[Entry]:
         method("to_keras_model", {},
                {"name": [v for v in choice("x", optional=True) if not isinstance(v, str)]},
                of=chains, use=lambda made: made(DATA)["mean"], only={"name"}),
+        method("plot_calibration", data, dict(batch_size=integer(1, optional=True), y=labels()),
+               only={"x", "y", "batch_size"}),
+        method("plot_predictions", dict(x=DATA[:, :1], batch_size=4), of=line,
+               only={"x", "y", "batch_size"}),
+        method("distil",
+               dict(x=DATA, validation_data=(DATA, LABELS), epochs=1, batch_size=4, seed=0),
+               dict(validation_data=instance((DATA,), (DATA, LABELS[:3]), (DATA, LABELS, 1))),
+               use=lambda made: made.model(DATA), also={"validation_data": "y|x"},
+               only={"x", "validation_data", "epochs", "batch_size"}),
         method("sample_predictive", {**x, "num_draws": 4, "seed": 0}, batches, of=chains),
         entry("model", chains.predict, x | {"quantiles": [0.1, 0.9]}, {"quantiles": quantiles},
               use=lambda made: made.predictive.quantiles, only={"quantiles"},

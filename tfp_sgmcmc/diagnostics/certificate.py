@@ -404,6 +404,8 @@ def _draws(result: Any, target: Target) -> tuple[State, Any]:
     else:
         found, is_constrained = result, True
     found = floating_parts("result", found)
+    if not all(x.shape.rank for x in tf.nest.flatten(found)):
+        raise ValueError(f"result must hold draws [draws, chains, event...]. Received: {result!r}.")
     constrain, unconstrain = _constrain(target), getattr(target, "unconstrain", None)
     unconstrained = unconstrain(found) if is_constrained and unconstrain else found
     first = tf.nest.map_structure(lambda x: x[0], unconstrained)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.internal.checks import array
 from tfp_sgmcmc.random.normals import defensive_normal_log_prob_at, draw_defensive_normal
 
 MOST_K = 0.5  # of weights with a finite variance
@@ -256,7 +257,7 @@ def pareto_shape(log_weights: np.ndarray) -> float:
       A. Vehtari, D. Simpson, A. Gelman, Y. Yao and J. Gabry. Pareto smoothed importance sampling.
       Journal of Machine Learning Research, 2024.
     """
-    log_weights = np.asarray(log_weights, np.float64)
+    log_weights = array("log_weights", log_weights, finite=False).astype(np.float64)
     size = log_weights.size
     num_tail = math.ceil(min(0.2 * size, 3 * size**0.5))
     if num_tail < _LEAST_TAIL or np.isnan(log_weights).any() or not log_weights.max() < np.inf:

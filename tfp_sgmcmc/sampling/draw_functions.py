@@ -11,6 +11,7 @@ import tensorflow as tf
 import tree
 
 from tfp_sgmcmc.internal import memory
+from tfp_sgmcmc.internal.checks import array, require
 from tfp_sgmcmc.internal.nest import call_with_state
 from tfp_sgmcmc.internal.tables import Table, first_rows, shown_by
 from tfp_sgmcmc.sampling.loop import log_prob_fn_of
@@ -161,7 +162,7 @@ def log_likelihoods(result: Any, target: Any, rows: Any) -> np.ndarray:
     likelihood = RowLikelihood(result, target)
     indices = np.arange(likelihood.num_examples)
     if rows is not None:
-        indices = indices[np.asarray(rows) if not isinstance(rows, slice) else rows]
+        indices = indices[rows if isinstance(rows, slice) else _checked_rows(rows, len(indices))]
     lead = (result.num_results, *_chain_shape(result))
     memory.require(
         {"the log likelihoods": 4 * math.prod(lead) * len(indices)},
@@ -171,6 +172,17 @@ def log_likelihoods(result: Any, target: Any, rows: Any) -> np.ndarray:
     states = likelihood.unconstrained(flat_draws(result))
     found = likelihood.at(states, likelihood.rows(indices[order]), len(indices))
     return found[:, np.argsort(order)].reshape(*lead, len(indices))
+
+
+def _checked_rows(rows: Any, num_examples: int) -> np.ndarray:
+    """Returns numbers of rows, or raises TypeError or ValueError."""
+    found = array("rows", rows)
+    if found.dtype == bool and found.shape == (num_examples,):
+        return found
+    is_integer = found.dtype.kind in "iu" and found.ndim == 1
+    holds = is_integer and bool(((found >= -num_examples) & (found < num_examples)).all())
+    require("rows", rows, holds, f"a slice, or numbers of rows below N = {num_examples}")
+    return found
 
 
 def map_draws(result: Any, fn: Callable[..., Any]) -> Any:
@@ -184,6 +196,8 @@ def map_draws(result: Any, fn: Callable[..., Any]) -> Any:
         )
         form = tree.map_structure(np.asarray, _values(fn, states))
         expected = (min(size, result.num_results - start), *lead)
+        if not tree.flatten(form):
+            raise ValueError(f"fn must return arrays. Received: {form!r}.")
         for leaf in tree.flatten(form):
             if leaf.shape[: len(expected)] != expected:
                 raise ValueError(
@@ -199,24 +213,27 @@ def predict(
     result: Any, fn: Callable[..., Any], data: Any, quantiles: Sequence[float]
 ) -> DrawPredictions:
     """Returns moments and quantiles of `fn` at rows of data; see `SampleResult.predict`."""
+    levels = array("quantiles", quantiles)
+    holds = levels.ndim == 1 and bool(((levels >= 0) & (levels <= 1)).all())
+    require("quantiles", quantiles, holds, "a list of levels in 0 .. 1")
     data, draws = as_tensors(data, None), flat_draws(result)
     size, num = leading_axis(data), len(tree.flatten(draws)[0])
     states = tree.map_structure(tf.convert_to_tensor, draws)
     width, parts = max(1, _MOST_NUMBERS // num), []
     for start in range(0, size, width):
         rows = tf.nest.map_structure(lambda x, s=start: x[s : s + width], data)
-        values = np.asarray(_values(fn, states, batch=rows), np.float64)
+        found = _values(fn, states, batch=rows)
+        values = array("The value of fn", found, finite=False).astype(np.float64)
         expected = (num, min(width, size - start))
         if values.shape[:2] != expected:
             raise ValueError(
                 f"fn must return [draws, rows, ...], {[*expected]} here. Received: shape "
                 f"{[*values.shape]}. Give parameters an axis for the rows, as in theta[..., None]."
             )
-        parts.append(
-            (values.mean(axis=0), values.std(axis=0), np.quantile(values, quantiles, axis=0))
-        )
-    mean, sd, levels = zip(*parts, strict=True)
-    return DrawPredictions(np.concatenate(mean), np.concatenate(sd), np.concatenate(levels, axis=1))
+        limits = np.quantile(values, levels, axis=0)
+        parts.append((values.mean(axis=0), values.std(axis=0), limits))
+    mean, sd, limits = zip(*parts, strict=True)
+    return DrawPredictions(np.concatenate(mean), np.concatenate(sd), np.concatenate(limits, axis=1))
 
 
 def _values(fn: Callable[..., Any], states: Any, **batch: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, Self
 import numpy as np
 import tree
 
+from tfp_sgmcmc import random
 from tfp_sgmcmc.diagnostics.draw_summary import DrawSummary, plot_marginals, plot_traces
 from tfp_sgmcmc.diagnostics.leave_one_out import LeaveOneOut, leave_one_out
 from tfp_sgmcmc.internal import extras, memory
@@ -291,13 +292,14 @@ class SampleResult:
           ModuleNotFoundError: ArviZ is not installed.
         """
         integer("num_rows", num_rows, 2)
+        key = random.as_seed(seed).numpy().astype(np.uint32)
         extras.import_arviz("loo")
         likelihood = draw_functions.RowLikelihood(self, target)
         states = likelihood.unconstrained(draw_functions.flat_draws(self))
         total = likelihood.num_examples
         rows = np.arange(total)
         if num_rows < total:
-            chosen = np.random.default_rng(np.atleast_1d(seed)).choice(total, num_rows, False)
+            chosen = np.random.default_rng(key).choice(total, num_rows, False)
             rows = np.sort(chosen)
         center, surrogate = likelihood.mean_state(states), list[np.ndarray]()
         taken = likelihood.rows(

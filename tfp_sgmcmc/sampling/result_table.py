@@ -11,6 +11,7 @@ import tree
 
 from tfp_sgmcmc.diagnostics import draw_summary
 from tfp_sgmcmc.diagnostics.convergence import effective_sample_size, rank_normalized_rhat
+from tfp_sgmcmc.internal.checks import array
 from tfp_sgmcmc.internal.memory import readable
 from tfp_sgmcmc.internal.tables import Table, graded
 from tfp_sgmcmc.storage.stored_draws import Variable
@@ -114,9 +115,14 @@ def marginals_of(
     found = dict[str, np.ndarray]()
     for name, picked in zip(names, shown, strict=True):
         if name in known:
-            x = np.asarray(known[name], np.float64)
+            x = array(f"reference[{name!r}]", known[name], finite=False).astype(np.float64)
             flat = x.reshape(-1, max(1, math.prod(shapes[name])))[:, picked]
             found |= zip(draw_summary.entry_names(name, shapes[name], picked), flat.T, strict=True)
+    if not found:
+        raise ValueError(
+            f"reference must have draws of a parameter that is shown: {', '.join(names)}. "
+            f"Received: {[*known]}."
+        )
     return labels, draws, found
 
 

@@ -9,7 +9,11 @@ import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tests.keras.small_models import assert_close, assert_equal
 from tfp_sgmcmc import random
-from tfp_sgmcmc.keras.adaptation.annealed_ensemble import AnnealedEnsemble
+from tfp_sgmcmc.keras.adaptation.annealed_ensemble import (
+    AnnealedEnsemble,
+    choose_windows,
+    left_out_pool,
+)
 from tfp_sgmcmc.keras.data import training_data
 from tfp_sgmcmc.keras.model.log_prob import row_hashes
 
@@ -193,6 +197,41 @@ def test_pool_and_members_do_not_depend_on_the_kind_of_data(sampler):
         assert_close(other.samples, sampler.samples, rtol=1e-4, atol=1e-5)
         assert other.result.windows.windows == sampler.result.windows.windows
         assert other.result.windows.num_rows == int(0.4 * N)
+
+
+def test_rows_of_weight_zero_choose_nothing():
+    """They are not in the pool, and windows are chosen by weighted means over rows."""
+    weights = np.where(np.arange(N) % 2, 0.0, np.arange(N) + 1.0)
+    data = tf.data.Dataset.from_tensor_slices((X, Y, weights)).batch(B)
+    pool = left_out_pool(training_data.source_of(data, None, B, None), N, C, key=1)
+    places = [int(np.flatnonzero((x == X).all(axis=1))[0]) for x in pool.x]
+    assert places and all(weights[i] > 0 for i in places)
+    np.testing.assert_allclose(pool.weight, weights[places] / weights[places].mean())
+
+    times, counts = np.arange(1, 21) / 20, np.array([1, 2, 3])
+    values, fold = RNG.normal(size=[20, C, 3]), np.array([0, 2, 3])
+    repeated = np.repeat(np.arange(3), counts)
+    found = choose_windows(values, times, fold, counts / counts.mean()).loss
+    expected = choose_windows(values[:, :, repeated], times, fold[repeated]).loss
+    assert found == pytest.approx(expected)
+    assert choose_windows(values, times, fold).loss != pytest.approx(expected)
+
+
+def test_batches_of_different_length_have_a_pool():
+    """Rows are completed by zeros, but targets cannot be."""
+    rows = [RNG.integers(1, 9, size=[B, n]) for n in (3, 5, 4, 5, 2)]
+    targets = [np.zeros([B]), *4 * [np.ones([B])]]
+
+    def source(y):
+        specs = tuple(tf.TensorSpec([None, *n * [None]], tf.int64) for n in (1, y[0].ndim - 1))
+        make = lambda: zip(rows, y, strict=True)  # noqa: E731
+        data = tf.data.Dataset.from_generator(make, output_signature=specs)
+        return training_data.source_of(data, None, B, None)
+
+    pool = left_out_pool(source(targets), N, C, key=1)
+    whole = np.concatenate([np.pad(x, [(0, 0), (0, 5 - x.shape[1])]) for x in rows])
+    assert pool.x.shape == (16, 5) and all((whole == x).all(axis=1).any() for x in pool.x)
+    assert left_out_pool(source(rows), N, C, key=1) is None
 
 
 def test_rows_without_an_identity_have_no_pool():

@@ -26,6 +26,22 @@ def test_the_first_layer_is_measured_behind_layers_without_weights():
     assert all("call" not in vars(layer) for layer in model.layers)
 
 
+def test_rows_are_evaluated_in_blocks():
+    """A network of images would need gigabytes for all rows at once."""
+    sizes = []
+
+    class Recording(L.Layer):
+        def call(self, x):
+            sizes.append(x.shape[0])
+            return x
+
+    x = RNG.normal(size=[70, 3]).astype(np.float32)
+    model = keras.Sequential([keras.Input([3]), L.Dense(4), Recording(), L.Dense(2)])
+    sizes.clear()
+    assert layer_masses(model, x)[0].mass == pytest.approx(3 * np.mean(x.var(axis=0)), rel=1e-5)
+    assert max(sizes) <= 32 and sum(sizes[2:]) == 70 - 32
+
+
 def test_columns_in_different_units_have_their_masses():
     x = RNG.normal(size=[50, 3]).astype(np.float32) * np.array([1.0, 1000.0, 0.0], np.float32)
     model = keras.Sequential([keras.Input([3]), L.Dense(4)])

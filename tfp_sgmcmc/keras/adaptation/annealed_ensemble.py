@@ -53,12 +53,14 @@ class LeftOutPool(NamedTuple):
       x: their inputs, a nest of arrays `[q, ...]`.
       y: their targets, in the same form.
       fold: the first of the two chains that never see a row, `[q]`; the other one follows it.
+      weight: the rows' weights, positive, with mean 1, `[q]`.
     """
 
     rows: RowsOfChains
     x: Any
     y: Any
     fold: np.ndarray
+    weight: np.ndarray
 
 
 def left_out_pool(
@@ -86,38 +88,46 @@ def left_out_pool(
     found = _candidates(source.passes(), key, int(share * 2**32))
     if found is None:
         return None
-    hashes, x, y, mean_weight = found
+    hashes, x, y, weight, mean_weight = found
     order = np.argsort(hashes, kind="stable")
     bound = int(hashes[order[size]]) if size < len(order) else int(share * 2**32)
     chosen = order[hashes[order] < bound]
     if not len(chosen) or not _come_again(source, key, hashes[chosen]):
         return None
-    x, y = (internals.map_arrays(lambda a: a[chosen], nest) for nest in (x, y))
+    x, y, weight = (internals.map_arrays(lambda a: a[chosen], nest) for nest in (x, y, weight))
     fold = np.asarray(folds(hashes[chosen], num_chains))
     num_seen = num_examples - num_missed(fold, num_chains)
     rows = RowsOfChains(bound, num_chains, key, num_seen, mean_weight)
-    return LeftOutPool(rows, x, y, fold)
+    return LeftOutPool(rows, x, y, fold, weight / weight.mean())
 
 
 def _candidates(
     passes: Iterator[Any], key: int, bound: int
-) -> tuple[np.ndarray, Any, Any, float] | None:
-    """Returns hashes, inputs and targets of rows with hashes below a bound, and the mean weight."""
+) -> tuple[np.ndarray, Any, Any, np.ndarray, float] | None:
+    """Returns rows with hashes below a bound, and the mean weight of all rows.
+
+    Of the rows, those of weight 0 are left out. They have hashes, inputs, targets and weights. None
+    is returned if there are none, or if targets of different length cannot be joined.
+    """
     parts, known = [], []
     for x, y, weight in passes:
         known.append(_flat_weights(weight))
         hashes = row_hashes(x, key).numpy()
-        below = np.flatnonzero(hashes < bound)
+        each = known[-1] if len(known[-1]) == len(hashes) else np.ones(len(hashes))
+        below = np.flatnonzero((hashes < bound) & (each != 0))
         if len(below):
             nests = internals.map_arrays(lambda a, rows=below: np.asarray(a)[rows], (x, y))
-            parts.append((hashes[below], *nests))
-    if not parts:
-        return None
-    hashes, x, y = zip(*parts, strict=True)
+            parts.append((hashes[below], *nests, each[below]))
     flat = np.concatenate(known)
     checks.nonnegative_weights("sample_weight", flat)
+    if not parts:
+        return None
+    hashes, x, y, weight = zip(*parts, strict=True)
+    forms = [[a.shape[1:] for a in keras.tree.flatten(nest) if a is not None] for nest in y]
+    if any(form != forms[0] for form in forms):
+        return None
     mean = float(flat.mean(dtype=np.float64)) if len(flat) else 1.0
-    return np.concatenate(hashes), _joined(x), _joined(y), mean
+    return np.concatenate(hashes), _joined(x), _joined(y), np.concatenate(weight), mean
 
 
 def _flat_weights(weight: Any) -> np.ndarray:
@@ -129,8 +139,22 @@ def _flat_weights(weight: Any) -> np.ndarray:
 
 
 def _joined(nests: Sequence[Any]) -> Any:
-    """Returns nests of arrays concatenated leaf by leaf; leaves may be None."""
-    return keras.tree.map_structure(lambda *a: None if a[0] is None else np.concatenate(a), *nests)
+    """Returns nests of arrays concatenated leaf by leaf; leaves may be None.
+
+    Rows of batches of different length, such as texts, are completed by zeros, as hashes count
+    them.
+    """
+
+    def joined(*arrays: Any) -> Any:
+        if arrays[0] is None:
+            return None
+        longest = np.max([a.shape[1:] for a in arrays], axis=0, initial=0)
+        return np.concatenate([
+            np.pad(a, [(0, 0), *((0, n - m) for n, m in zip(longest, a.shape[1:], strict=True))])
+            for a in arrays
+        ])  # fmt: skip
+
+    return keras.tree.map_structure(joined, *nests)
 
 
 def _come_again(source: Source, key: int, hashes: np.ndarray) -> bool:
@@ -171,7 +195,12 @@ class WindowChoice(NamedTuple):
         return f"{states}, chosen by {self.num_rows} rows: loss {best:.4f} nats (extrapolated)."
 
 
-def choose_windows(log_likelihood: np.ndarray, times: np.ndarray, fold: np.ndarray) -> WindowChoice:
+def choose_windows(
+    log_likelihood: np.ndarray,
+    times: np.ndarray,
+    fold: np.ndarray,
+    weight: np.ndarray | float = 1.0,
+) -> WindowChoice:
     r"""Chooses all windows that are as good as the best within one standard error.
 
     Two of the C chains have never seen a row of the pool. With the mean predictions p1 and p2 of
@@ -193,6 +222,7 @@ def choose_windows(log_likelihood: np.ndarray, times: np.ndarray, fold: np.ndarr
       log_likelihood: of the pool's rows by each state, `[S, C, q]`.
       times: the share of the run after which each state was left, in (0, 1], `[S]`.
       fold: the first of the two chains that have not seen a row, `[q]`.
+      weight: the rows' weights, `[q]`, with mean 1.
     """
     num_chains, rows = log_likelihood.shape[1], np.arange(len(fold))
     extrapolated: dict[Window, np.ndarray] = {}
@@ -207,12 +237,14 @@ def choose_windows(log_likelihood: np.ndarray, times: np.ndarray, fold: np.ndarr
         extrapolated[window] = loss - (1 - 2 / num_chains) * delta**2 / 2
     if not extrapolated:
         return last_window(times)
-    means = {window: float(e.mean()) for window, e in extrapolated.items()}
+    means = {window: float((weight * e).mean()) for window, e in extrapolated.items()}
     best = extrapolated[min(means, key=lambda w: means[w])]
     chosen = []
     for window, e in extrapolated.items():
         gap = e - best
-        if gap.mean() <= gap.std() / len(gap) ** 0.5 + 1e-12:
+        mean = (weight * gap).mean()
+        error = np.mean((weight * (gap - mean)) ** 2) ** 0.5 / len(gap) ** 0.5
+        if mean <= error + 1e-12:
             chosen.append(window)
     return WindowChoice(tuple(chosen), means, len(fold), _is_in(times, *chosen))
 
@@ -354,7 +386,9 @@ class AnnealedEnsemble:
             else:
                 pool = self._pool
                 found = every.log_likelihood(pool.x, pool.y, len(pool.fold), verbose=0)
-                self.choice = choose_windows(found.astype(np.float64), times, pool.fold)
+                self.choice = choose_windows(
+                    found.astype(np.float64), times, pool.fold, pool.weight
+                )
             chosen = np.flatnonzero(self.choice.is_chosen)
             samples = [np.asarray(x[:])[chosen] for x in every.samples]
             self._members = len(every), every.with_samples(samples)

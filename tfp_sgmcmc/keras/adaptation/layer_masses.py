@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -12,6 +13,7 @@ import tensorflow as tf
 from tfp_sgmcmc.keras.model import internals
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
+_BLOCK_ROWS = 32  # that the model evaluates at once
 _UNLIKE = 100.0  # the ratio of columns' largest entries beyond which each has a mass
 
 
@@ -116,16 +118,21 @@ def _measured(model: keras.Model, layers: list[keras.Layer], x: Any) -> dict[int
     """
     variables = model.trainable_variables
     values = [tf.convert_to_tensor(v.value) for v in variables]
+    blocks = [*_blocks(x)]
     first, second = (
-        _inputs(model, layers, variables, given, x)
+        _inputs(model, layers, variables, given, blocks[0])
         for given in (values, [1.5 * v + 0.1 for v in values])
     )
+    unreached = [
+        layer
+        for layer in dict.fromkeys(layers)
+        if id(layer) in second and np.array_equal(first.get(id(layer)), second[id(layer)])
+    ]
+    found = [first, *(_inputs(model, unreached, variables, values, b) for b in blocks[1:])]
     measured = {}
-    for layer in dict.fromkeys(layers):
+    for layer in unreached:
         key = id(layer)
-        if key not in first or key not in second or not np.array_equal(first[key], second[key]):
-            continue
-        array = first[key].astype(np.float64)
+        array = np.concatenate([part[key] for part in found]).astype(np.float64)
         center = _center(layer, array)
         if center is not None:
             array = array - center
@@ -137,6 +144,12 @@ def _measured(model: keras.Model, layers: list[keras.Layer], x: Any) -> dict[int
         column = None if center is None else center.reshape(-1, 1).astype(np.float32)
         measured[key] = _Inputs(square, column)
     return measured
+
+
+def _blocks(x: Any) -> Iterator[Any]:
+    """Yields rows in blocks, which bound the memory of the model's layers."""
+    for start in range(0, len(keras.tree.flatten(x)[0]), _BLOCK_ROWS):
+        yield internals.map_arrays(lambda a, s=start: a[s : s + _BLOCK_ROWS], x)
 
 
 def _center(layer: keras.Layer, array: np.ndarray) -> np.ndarray | None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.checks import function, integer
+from tfp_sgmcmc.internal.checks import accepts, function, integer
 from tfp_sgmcmc.internal.extras import check_executor, make_call, pack_call, submit_call
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets.data import assert_finite_rows, form_of
@@ -253,7 +253,7 @@ class StreamParts:
                 f"executor={executor!r}."
             )
         if not is_whole:
-            function("target", source, "part -> StreamedLogProb")
+            accepts("target", function("target", source, "part -> StreamedLogProb"), 0)
         self.num_parts = 1 if is_whole else integer("num_parts", num_parts, 1)
         self._make = (lambda i: source) if is_whole else functools.cache(source)
         self._source, self.first = source, _checked(self._make(0), 0)

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.internal.checks import boolean
 from tfp_sgmcmc.internal.nest import State, convert_state, flatten_events, unflatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import ExpansionError, kept_program, value_and_gradient
@@ -217,6 +218,7 @@ def draw_pool(
         the log likelihood does not take rows with chain dimensions.
       StreamReadError: the data cannot be read.
     """
+    boolean("jit_compile", jit_compile)
     state = convert_state(initial_state, initial=True, called="initial_state")
     parts = StreamParts(target, num_parts, executor, show)
     first, total = parts.first, sum(parts.sizes)

@@ -210,13 +210,16 @@ def preflight(
     each = ndims and all(x.shape[:ndims] == log_prob.shape for x in leaves)  # has every chain
     if plain and each and not base.shared_batch:
         check_chains(base, state, ndims)
-    # Its errors depend on shapes, so once is enough.
-    name = f"an estimate from {getattr(base, 'batch_size', 1)} examples"
-    kept_program(target, name, state, lambda: _estimate(target, state))
+    # One example, such as a series, is the data and each minibatch.
+    is_whole = target is base and getattr(base, "num_examples", 0) == 1
+    if not is_whole:  # its errors depend on shapes, so once is enough
+        name = f"an estimate from {getattr(base, 'batch_size', 1)} examples"
+        kept_program(target, name, state, lambda: _estimate(target, state))
     if isinstance(base, MinibatchLogProb):
         if base.parts == [base] and log_prob.shape.rank == 0:
             check_two_chains(base, state)
-        _compare(base, state, log_prob, gradient, rtol)
+        if not is_whole:
+            _compare(base, state, log_prob, gradient, rtol)
     if isinstance(target, ControlVariate):  # differences add up if the sums at both states do
         preflight(base, target.center, rtol)
     if kernel is None:
