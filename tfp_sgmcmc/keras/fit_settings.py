@@ -89,7 +89,7 @@ class FitSettings:
         self._prior, self._collect = prior, as_collect(collect).with_phases(step_size)
         self._chains = as_chains(chains)
         if self.ensemble is not None:
-            annealed_ensemble.check_chains(self.num_chains)
+            checks.integer("chains", 1 if self.num_chains is None else self.num_chains, 3)
         checks.optional(checks.integer, "num_examples", num_examples, 1)
         checks.optional(checks.integer, "num_groups", num_groups, 2)
         checks.optional(checks.boolean, "independent_batches", independent_batches)
@@ -182,7 +182,9 @@ class FitSettings:
           ValueError: the data do not show them.
         """
         if self._given_examples is None:
-            self.num_examples = source.count_examples()
+            self.num_examples = source.num_examples
+            if self.num_examples is None and source.count is not None:
+                self.num_examples = source.count()  # which may read batches
         if self.num_examples is None:
             raise ValueError(
                 "num_examples must be given to SamplerCallback, because the data do not show the "
@@ -227,7 +229,11 @@ class FitSettings:
                     "model must be built, since the data do not show the shapes of a batch. "
                     f"Received: {model.name}, which is not, and {source.kind}."
                 )
-            model(internals.map_arrays(_zeros, batch[0]))
+            model(
+                internals.map_arrays(
+                    lambda a: tf.zeros([size or 1 for size in a.shape], a.dtype), batch[0]
+                )
+            )
         burnin = min(epochs, self.num_burnin_epochs)
         return make_plan(
             collection,
@@ -262,7 +268,3 @@ class FitSettings:
             role="chain" if pilot is None else pilot.role,
             rows_of_chains=None if self.ensemble is None else self.ensemble.rows_of_chains,
         )
-
-
-def _zeros(array: Any) -> tf.Tensor:
-    return tf.zeros([size or 1 for size in array.shape], array.dtype)

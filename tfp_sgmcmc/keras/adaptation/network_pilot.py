@@ -202,10 +202,6 @@ def pilot_of(
         bound = checks.positive("max_excess_temperature", bound)
     if not isinstance(make_kernel_fn, str):
         return None
-    if make_kernel_fn != "auto":
-        raise ValueError(
-            f'kernel must be "auto" or a function, target -> kernel. Received: {make_kernel_fn!r}.'
-        )
     for name, value in others.items():
         if value is not None:
             raise ValueError(
