@@ -222,12 +222,15 @@ def flatten_events(x: State, lead_ndims: int) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
 
 
-def unflatten_events(flat: tf.Tensor, like: State, lead_ndims: int) -> State:
+def unflatten_events(flat: tf.Tensor | np.ndarray, like: State, lead_ndims: int) -> State:
     """Splits `flat`, `[lead..., D]`, into parts `[lead..., event...]`.
 
-    The events are those of `like`, behind its own `lead_ndims` leading axes.
+    The events are those of `like`, behind its own `lead_ndims` leading axes. An array takes the
+    dtype of `like`.
     """
-    events = [p.shape[lead_ndims:] for p in tf.nest.flatten(like)]
+    parts = tf.nest.flatten(like)
+    flat = flat if tf.is_tensor(flat) else tf.constant(flat, parts[0].dtype)
+    events = [p.shape[lead_ndims:] for p in parts]
     sizes = [event.num_elements() for event in events]
     pieces = tf.split(flat, sizes, axis=-1) if len(sizes) > 1 else [flat]
     lead = static_or_dynamic_shape(flat)[:-1]
