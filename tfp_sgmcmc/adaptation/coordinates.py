@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.adaptation import prior_scale
 from tfp_sgmcmc.adaptation.centered_hierarchy import hierarchy_around
-from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import State, flatten_events, num_entries, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb, find_center, whiten
 from tfp_sgmcmc.targets.base import ExpansionError
 from tfp_sgmcmc.targets.laplace.laplace import laplace_bijector
@@ -73,7 +73,7 @@ def whiten_at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
       ImproperError: the density does not fall along a line through the mode.
     """
     center, passes = _find_center(problem, state)
-    dim = flatten_events(center, 0).shape[0]
+    dim = num_entries(center)
     if dim > MOST_DIMENSIONS:
         try:
             target, bijector = whiten(problem, center)

@@ -209,6 +209,11 @@ def squared_norm(x: State, chain_ndims: int) -> tf.Tensor:
     return sum_events(squares, chain_ndims)
 
 
+def num_entries(state: State, lead_ndims: int = 0) -> int:
+    """Returns the number of entries of all parts behind their leading axes."""
+    return sum(x.shape[lead_ndims:].num_elements() for x in tf.nest.flatten(state))
+
+
 def flatten_events(x: State, lead_ndims: int) -> tf.Tensor:
     """Concatenates the entries of all parts behind their leading axes, shape `[lead..., D]`."""
 

@@ -15,6 +15,7 @@ from tfp_sgmcmc.internal.nest import (
     State,
     convert_state,
     flatten_events,
+    num_entries,
     part_names,
     unflatten_events,
 )
@@ -106,8 +107,7 @@ def largest_curvature(
         here = one_chain(state, chains, chain)
 
         def as_state(v: np.ndarray, here: State = here) -> State:
-            flat = tf.constant(v, tf.nest.flatten(here)[0].dtype, [1] * ndims + [len(v)])
-            return unflatten_events(flat, here, ndims)
+            return unflatten_events(v.reshape([1] * ndims + [-1]), here, ndims)
 
         def as_vector(nest: State) -> np.ndarray:
             return flatten_events(nest, ndims).numpy().ravel().astype(np.float64)
@@ -123,8 +123,8 @@ def largest_curvature(
             )
             return as_vector(one_chain(_checked_product(metric(vector), state), chains, chain))
 
-        size = sum(x.shape.num_elements() for x in tf.nest.flatten(here))
-        start = np.random.default_rng(seed.numpy().view(np.uint32)).standard_normal(size)
+        rng = np.random.default_rng(seed.numpy().view(np.uint32))
+        start = rng.standard_normal(num_entries(here))
         largest = max(largest, largest_eigenvalue(curve, weigh, start, num_iterations))
     return largest
 
