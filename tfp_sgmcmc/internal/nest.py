@@ -209,6 +209,12 @@ def squared_norm(x: State, chain_ndims: int) -> tf.Tensor:
     return sum_events(squares, chain_ndims)
 
 
+def one_chain(state: State, chains: tuple[int, ...], chain: int) -> State:
+    """Returns the state of one chain, with chain dimensions of size one."""
+    at = tuple(slice(i, i + 1) for i in np.unravel_index(chain, chains)) if chains else ()
+    return tf.nest.map_structure(lambda x: x[at] if at else x, state)
+
+
 def num_entries(state: State, lead_ndims: int = 0) -> int:
     """Returns the number of entries of all parts behind their leading axes."""
     return sum(x.shape[lead_ndims:].num_elements() for x in tf.nest.flatten(state))

@@ -16,6 +16,7 @@ from tfp_sgmcmc.internal.nest import (
     convert_state,
     flatten_events,
     num_entries,
+    one_chain,
     part_names,
     unflatten_events,
 )
@@ -194,12 +195,6 @@ def _product_of_estimate(target: Target, seed: tf.Tensor, target_state: Any) -> 
         return target.estimate(theta, seed, target_state, probe=v).hessian_product
 
     return tf.function(product, autograph=False)
-
-
-def one_chain(state: State, chains: tuple[int, ...], chain: int) -> State:
-    """Returns the state of one chain, with chain dimensions of size one."""
-    at = tuple(slice(i, i + 1) for i in np.unravel_index(chain, chains)) if chains else ()
-    return tf.nest.map_structure(lambda x: x[at] if at else x, state)
 
 
 def _checked_product(product: State, state: State) -> State:

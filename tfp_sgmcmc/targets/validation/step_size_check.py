@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.nest import State, by_part, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import State, by_part, flatten_events, one_chain, unflatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
-from tfp_sgmcmc.targets.laplace.curvature import largest_curvature, one_chain
+from tfp_sgmcmc.targets.laplace.curvature import largest_curvature
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 
 _FAR = 10.0  # deviations from the posterior, along the gradient

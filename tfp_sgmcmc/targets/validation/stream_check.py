@@ -12,10 +12,9 @@ import tensorflow as tf
 import tree
 
 from tfp_sgmcmc.covariance.base import covariance_states
-from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import State, flatten_events, one_chain, unflatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.data import assert_finite_rows
-from tfp_sgmcmc.targets.laplace.curvature import one_chain
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 from tfp_sgmcmc.targets.validation.step_size_check import (
     Stability,
