@@ -12,7 +12,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.keras.adaptation import annealed_ensemble
 from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit
-from tfp_sgmcmc.keras.adaptation.network_pilot import pilot_of
+from tfp_sgmcmc.keras.adaptation.network_pilot import make_pilot
 from tfp_sgmcmc.keras.chain.chain import Chain, check_variables, recorded_variables
 from tfp_sgmcmc.keras.chain.noise_monitor import noise_monitor
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection
@@ -103,14 +103,12 @@ class FitSettings:
             "sampling_threshold": self._collect.sampling_threshold,
             "noise_every": self._collect.noise_every,
         }
-        pilot = pilot_of(
-            self._make_kernel_fn,
-            max_excess_temperature,
-            self.path,
-            self.num_burnin_epochs,
-            **self._noise,
-        )
-        self.auto = None if pilot is None else AutomaticFit(pilot, self.num_burnin_epochs)
+        bound = checks.optional(checks.positive, "max_excess_temperature", max_excess_temperature)
+        self.auto: AutomaticFit | None = None
+        if isinstance(self._make_kernel_fn, str):
+            burnin = self.num_burnin_epochs
+            pilot = make_pilot(bound, self.path, burnin, **self._noise)
+            self.auto = AutomaticFit(pilot, burnin)
         self.monitor = noise_monitor(
             self._noise["noise_every"],
             self._noise["sampling_threshold"],
