@@ -50,7 +50,7 @@ LAZY = {
     "storage": {"zarr"},
     "sampling": {"tqdm", "xarray"},
     "sampling.shards": {"tqdm", "xarray"},
-    "adaptation": {"scipy", "tqdm"},
+    "adaptation": {"tqdm"},
 }
 MOST_CODE_LINES = 300
 MOST_FILES = 25

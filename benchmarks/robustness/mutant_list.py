@@ -169,10 +169,6 @@ CHANGES: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
         ("scale = h**2 / (4 * temperature)", "scale = h**2 / (2 * temperature)"),
         ("lambda2 = tf.tanh(xi * h / 2)", "lambda2 = tf.tanh(xi * h)"),
         ("xi = results.thermostat + h / mu * (heat", "xi = results.thermostat - h / mu * (heat"),
-        (
-            "lambda p, g, m: p * (p + scaled(h / 2, g)) / m",
-            "lambda p, g, m: p * (p + scaled(h, g)) / m",
-        ),
         ("2 * m * v - p", "2 * v - p"),
         ("tf.where(xi == 0, h / 2, lambda2 / xi)", "h / 2"),
         (
@@ -189,6 +185,12 @@ CHANGES: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
         (
             "lambda p, k: scaled((1 - lambda2) / (1 + lambda2), p) + k",
             "lambda p, k: scaled(1 - 2 * lambda2, p) + k",
+        ),
+    ),
+    ("ccadl", "kernels/momentum.py"): (
+        (
+            "lambda p, g, m: p * (p + scaled(h / 2, g)) / m",
+            "lambda p, g, m: p * (p + scaled(h, g)) / m",
         ),
     ),
     ("momenta", "kernels/momentum.py"): (

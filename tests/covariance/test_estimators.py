@@ -11,7 +11,6 @@ from tests.harness.graphs import largest_tensor, trace
 from tests.harness.known_covariance import KnownCovariance
 from tests.harness.sigma import PLACES, SIZE, draw_parts, explicit, kept, tensors
 from tfp_sgmcmc.covariance import (
-    KINDS,
     Block,
     CovarianceEstimator,
     Diag,
@@ -22,6 +21,7 @@ from tfp_sgmcmc.covariance import (
     Solver,
     as_covariance,
 )
+from tfp_sgmcmc.covariance.estimators import KINDS
 from tfp_sgmcmc.internal import memory
 
 GENERATOR = np.random.default_rng(0)

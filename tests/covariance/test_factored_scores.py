@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_sgmcmc.covariance import KINDS, Diag, History, factored_scores
+from tfp_sgmcmc.covariance import Diag, History, factored_scores
+from tfp_sgmcmc.covariance.estimators import KINDS
 from tfp_sgmcmc.covariance.factored_scores import EmbeddingScores, FactoredScores, OuterProducts
 
 GENERATOR = np.random.default_rng(0)

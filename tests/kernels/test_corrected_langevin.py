@@ -62,12 +62,12 @@ def moving(divergence: Any = 1.0, log_det: Any = 1.0, quadratic: Any = 1.0) -> A
 class BackwardAtTheWrongEnd(LangevinProposal):
     """A proposal that evaluates M of the way back where the way out started."""
 
-    def _matrix(self, state: Any, log_prob: tf.Tensor) -> Any:
+    def matrix(self, state: Any, log_prob: tf.Tensor) -> Any:
         if getattr(self, "_start", None) is None:
             self._start = state
         else:
             state, self._start = self._start, None
-        return super()._matrix(state, log_prob)
+        return super().matrix(state, log_prob)
 
     def bootstrap_results(self, init_state: Any) -> Any:
         results = super().bootstrap_results(init_state)

@@ -7,12 +7,8 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.kernels.momentum import (
-    degrees_of_freedom,
-    kinetic_temperature,
-    number_at,
-    scaled,
-)
+from tfp_sgmcmc.internal.nest import num_entries
+from tfp_sgmcmc.kernels.momentum import kinetic_temperature, number_at, scaled
 
 NORMAL = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
 TWO_PARTS = sgmcmc.FullDataLogProb(
@@ -211,7 +207,7 @@ def test_scaled() -> None:
 def test_kinetic_temperature_counts_entries_and_squares_momenta() -> None:
     """It averages the squares of all entries of a chain. |p| would heat the chain 2.5 times."""
     p = [tf.constant([[1.0], [2.0]]), tf.constant([[[3.0, 1.0]], [[0.0, 2.0]]])]
-    assert degrees_of_freedom(p, chain_ndims=1) == 3
+    assert num_entries(p, lead_ndims=1) == 3
     found = kinetic_temperature(p, [tf.constant(2.0), tf.constant([1.0, 4.0])], chain_ndims=1)
     np.testing.assert_allclose(found, [(0.5 + 9 + 0.25) / 3, (2 + 0 + 1) / 3])
     draws = tf.random.stateless_normal([200_000, 5], [0, 1])

@@ -173,13 +173,9 @@ def _moved_by(law: Law, part: str, names: list[str]) -> tuple[str, ...]:
     """Returns the names of the parts that a law's scale or location depends on most."""
     if isinstance(law, NormalBlocks):
         return law.scales if part == "scale" else law.locations
-    weights = law.log_width if part == "scale" else law.location
-    return (names[_most_used(weights)],) if weights.any() else ()
-
-
-def _most_used(weights: np.ndarray) -> int:
-    """Returns the entry that most effects depend on, by weights `[2, effects, D]`."""
-    return int(np.argmax((np.abs(weights).sum(axis=0) > 1e-3).sum(axis=0)))
+    weights = law.log_width if part == "scale" else law.location  # [2, effects, D]
+    num_effects = (np.abs(weights).sum(axis=0) > 1e-3).sum(axis=0)
+    return (names[np.argmax(num_effects)],) if weights.any() else ()
 
 
 def _apart(falls: np.ndarray, entries: list[int], names: list[str]) -> tuple[int, ...]:

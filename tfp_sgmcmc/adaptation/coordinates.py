@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.adaptation import prior_scale
 from tfp_sgmcmc.adaptation.centered_hierarchy import hierarchy_around
-from tfp_sgmcmc.internal.nest import State, flatten_events
+from tfp_sgmcmc.internal.nest import State, flatten_events, num_entries, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb, find_center, whiten
 from tfp_sgmcmc.targets.base import ExpansionError
 from tfp_sgmcmc.targets.laplace.laplace import laplace_bijector
@@ -73,7 +73,7 @@ def whiten_at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
       ImproperError: the density does not fall along a line through the mode.
     """
     center, passes = _find_center(problem, state)
-    dim = flatten_events(center, 0).shape[0]
+    dim = num_entries(center)
     if dim > MOST_DIMENSIONS:
         try:
             target, bijector = whiten(problem, center)
@@ -96,7 +96,9 @@ def whiten_at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
     precision, passes, dtype = -found.posterior, passes + more, _dtype(center)
     eigenvalue = least_eigenvalue(precision)
     if not eigenvalue > _LEAST[dtype]:
-        prior_scale.check_proper(problem, center, _flattest(precision), state)
+        scaled, scale = to_unit_diagonal(precision)
+        flattest = np.linalg.eigh(scaled)[1][:, 0] / scale
+        prior_scale.check_proper(problem, center, flattest, state)
         try:
             precision = prior_scale.curved_over_widths(problem, center, found)
         except prior_scale.NotNearGaussian as error:
@@ -178,7 +180,7 @@ def _newton(problem: MinibatchLogProb, center: State) -> tuple[State, Hessians, 
         if not shorter < 0.5 * length:
             break
         flat, found, length = moved, there, shorter
-    return prior_scale.state_at(flat, center), found, count * len(flat)
+    return unflatten_events(flat, center, 0), found, count * len(flat)
 
 
 def _step(found: Hessians) -> tuple[np.ndarray, float]:
@@ -213,12 +215,6 @@ def with_known_remedy(
     return _rounded(dtype, eigenvalue) if eigenvalue < _ROUNDED * _LEAST[dtype] else reason
 
 
-def _flattest(precision: np.ndarray) -> np.ndarray:
-    """Returns the direction of least curvature in units of the entries' deviations, `[D]`."""
-    scaled, scale = to_unit_diagonal(precision)
-    return np.linalg.eigh(scaled)[1][:, 0] / scale
-
-
 def whiten_at_draws(problem: MinibatchLogProb, before: Coordinates, z: np.ndarray) -> Coordinates:
     r"""Returns coordinates centered at the mean of a pilot's draws, `[results, chains, D]`.
 
@@ -232,7 +228,7 @@ def whiten_at_draws(problem: MinibatchLogProb, before: Coordinates, z: np.ndarra
     assert before.factor is not None
     theta = flatten_events(before.center, 0).numpy() + z.reshape(-1, z.shape[-1]) @ before.factor.T
     mean = theta.mean(axis=0)
-    center, offsets = prior_scale.state_at(mean, before.center), theta - mean
+    center, offsets = unflatten_events(mean, before.center, 0), theta - mean
     slopes = prior_scale.prior_slopes(problem, before.center, theta)
     curvature = -(offsets * slopes).mean(axis=0) / np.maximum(offsets.var(axis=0), 1e-300)
     found = hessian_products(problem, center).matrices(flatten_events(center, 0).numpy())
@@ -247,7 +243,7 @@ def whiten_by_normal(
 
     The likelihood's Hessian is evaluated at the mean.
     """
-    center = prior_scale.state_at(mean, before.center)
+    center = unflatten_events(mean, before.center, 0)
     found = hessian_products(problem, center).matrices(flatten_events(center, 0).numpy())
     precision = inverse(factor @ factor.T)
     return _by_precision(problem, center, found, precision, "pilot", before.num_passes)
@@ -268,7 +264,7 @@ def whiten_by_covariance(
     covariance = np.cov(draws, rowvar=False).reshape(dim, dim)
     covariance = (num * covariance + np.trace(covariance) * np.eye(dim)) / (num + dim)
     flat = flatten_events(before.center, 0).numpy() + before.factor @ draws.mean(axis=0)
-    center = prior_scale.state_at(flat, before.center)
+    center = unflatten_events(flat, before.center, 0)
     factor = before.factor @ np.linalg.cholesky(covariance)
     precision = inverse(factor @ factor.T)
     whitened = standardize(problem, center, -precision)

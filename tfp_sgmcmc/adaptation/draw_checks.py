@@ -211,7 +211,7 @@ def _flags_of_zero_density(states: Any, problem: MinibatchLogProb) -> list[Flag]
         return []
     entry, end, side = found
     name = entry_names(like)[entry]
-    constrained = problem.constrain(unflatten_events(tf.constant(end, draws.dtype), like, 0))
+    constrained = problem.constrain(unflatten_events(end, like, 0))
     value = flatten_events(constrained, 0).numpy()
     where = f" ({value[entry]:.6g} here)" if len(value) == len(end) else ""
     way = "above" if side > 0 else "below"

@@ -110,7 +110,7 @@ def _sampler(
     starts = typical_starts(problem, state, num_chains, seed, jit_compile)
     if may_be_centered:
         hierarchy = _hierarchy_around_starts(starts, problem, state, seed)
-        if hierarchy is not None:
+        if hierarchy is not None and hierarchy.entries:
             return _noncentered(problem, state, hierarchy, run, reason, select)
     return _nuts(problem, state, starts, run.seeds[1], jit_compile, reason, seconds)
 
@@ -149,8 +149,7 @@ def _hierarchy_around_starts(
     rng = np.random.default_rng(seed.astype(np.uint32))
     around = np.repeat(starts.states, _ROWS_PER_CHAIN, axis=0)
     around += rng.standard_normal(around.shape) * np.sqrt(starts.variance)
-    found = centered_hierarchy.find_centered_hierarchy(problem, state, around)
-    return found if found is not None and found.entries else None
+    return centered_hierarchy.find_centered_hierarchy(problem, state, around)
 
 
 def _nuts(

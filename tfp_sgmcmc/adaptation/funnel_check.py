@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import scipy.linalg
 
 from tfp_sgmcmc.diagnostics.convergence import batch_means_standard_error
 
@@ -121,7 +120,9 @@ def _moved(
     """
     moved = draws.reshape(-1, draws.shape[-1])
     before, value = moved[:, entry], log_prob_fn(moved)
-    halves = [part.ravel() for part in _halves(np.arange(len(moved)).reshape(draws.shape[:2]))]
+    places = np.arange(len(moved)).reshape(draws.shape[:2])
+    axis = 1 if draws.shape[1] > 1 else 0  # of chains, or of the results of one chain
+    halves = [part.ravel() for part in np.array_split(places, 2, axis=axis)]
     for turn in range(_MOVES):
         if turn % _REFIT == 0:  # the moved draws know more of the neck
             funnels = [_Funnel(moved[half], entry) for half in halves]
@@ -164,11 +165,6 @@ def _with_moments(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np
     return (before - center) / deviation, (after - center) / deviation
 
 
-def _halves(x: np.ndarray) -> list[np.ndarray]:
-    """Returns two halves of the chains of `[results, chains]`, or of the results of one chain."""
-    return np.array_split(x, 2, axis=1 if x.shape[1] > 1 else 0)
-
-
 class _Funnel:
     """How the others move and widen along one entry of standardized draws, `[n, D]`.
 
@@ -184,7 +180,9 @@ class _Funnel:
         residuals = others - s[:, np.newaxis] * (others.T @ (s - s.mean()) / s.var() / len(s))
         narrow, wide = (np.atleast_2d(np.cov(residuals[x].T)) for x in (s < low, s > high))
         ridge = 1e-9 * np.eye(len(narrow))
-        squares, self._basis = scipy.linalg.eigh(wide + ridge, narrow + ridge)
+        whiten = np.linalg.inv(np.linalg.cholesky(narrow + ridge))
+        squares, vectors = np.linalg.eigh(whiten @ (wide + ridge) @ whiten.T)
+        self._basis = whiten.T @ vectors
         self._inverse = np.linalg.inv(self._basis)
         self._ends = np.quantile(s, _ENDS)
         powers, x = self._powers(s), others @ self._basis

@@ -12,8 +12,8 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_by_covariance
-from tfp_sgmcmc.adaptation.pilot import Gradients, PilotDraws, PilotRuns
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, check_proper, state_at
+from tfp_sgmcmc.adaptation.pilot import Gradients, PilotRuns
+from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, check_proper
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, prepare_kernel, trace_divergences
 from tfp_sgmcmc.adaptation.typical_set import TypicalStarts
 from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
@@ -100,9 +100,10 @@ class TimedHMC:
         pilot, accepted = None, 0.0
         for _ in range(_MOST_PILOTS):
             pilot = runs.pilot(self._chains, gradients, (h, count), 1, num_draws)
-            accepted = 0.0 if pilot is None else _acceptance(pilot)
-            if accepted >= _LEAST_ACCEPTED:
-                break
+            if pilot is not None:
+                accepted = float(np.mean(np.any(pilot.z[1:] != pilot.z[:-1], axis=-1)))
+                if accepted >= _LEAST_ACCEPTED:
+                    break
             h = 0.7 * h
             count = steps_for(h)
         if pilot is None or accepted < _LEAST_ACCEPTED / 2:
@@ -135,10 +136,6 @@ class TimedHMC:
             batch_size=None,
             stride=1,
         )
-
-
-def _acceptance(pilot: PilotDraws) -> float:
-    return float(np.mean(np.any(pilot.z[1:] != pilot.z[:-1], axis=-1)))
 
 
 class NUTSPilot(NamedTuple):
@@ -186,14 +183,15 @@ def run_nuts_pilot(
     for number in range(len(_WINDOWS) + 1):
         is_last = number == len(_WINDOWS)
         root = _root(covariance)
-        z = _whitened(theta[-1], mean, root)
+        off = (theta[-1] - mean).T
+        z = np.linalg.solve(root, off).T if root.ndim == 2 else off.T / root
         chains.restart(mean, np.diag(root) if is_small and root.ndim == 1 else root, z, step)
         fresh = random.fold_in(seed, number)
         chains.draw(_FINAL_STEPS if is_last else _ADAPTATION_STEPS, fresh)
         if is_last:
             last, draws = chains.z.astype(dtype.as_numpy_dtype), theta.reshape(-1, dim)
             step = chains.adaptation.average
-            found = state_at(mean, like), covariance, step, last, draws, seconds
+            found = unflatten_events(mean, like, 0), covariance, step, last, draws, seconds
             return NUTSPilot(*found, chains.loop)
         began = time.perf_counter()
         kept = chains.draw(_WINDOWS[number], fresh)
@@ -210,7 +208,8 @@ def run_nuts_pilot(
         mean, covariance = draws.mean(axis=0), np.maximum(draws.var(axis=0), 1e-300)
         if number == 1:
             axes = np.linalg.svd((draws - mean) / np.sqrt(covariance), full_matrices=False)[2]
-            check_proper(problem, state_at(mean, like), np.sqrt(covariance) * axes[0])
+            at = unflatten_events(mean, like, 0)
+            check_proper(problem, at, np.sqrt(covariance) * axes[0])
         if number >= _DENSE_FROM and is_small:
             covariance = _shrunk(draws)
     raise AssertionError
@@ -351,8 +350,3 @@ def _root(covariance: np.ndarray) -> np.ndarray:
         return np.sqrt(covariance)
     scale = np.sqrt(np.diag(covariance))
     return scale[:, np.newaxis] * np.linalg.cholesky(covariance / np.outer(scale, scale))
-
-
-def _whitened(theta: np.ndarray, mean: np.ndarray, root: np.ndarray) -> np.ndarray:
-    off = (theta - mean).T
-    return np.linalg.solve(root, off).T if root.ndim == 2 else off.T / root

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_by_normal
 from tfp_sgmcmc.adaptation.pilot import PilotRuns, seconds_of_second
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, state_at
+from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import (
     Certificate,
@@ -27,7 +27,7 @@ from tfp_sgmcmc.diagnostics.vector_functions import (
     value_and_gradient_of_vectors,
 )
 from tfp_sgmcmc.diagnostics.weighted_sample import WeightedSample
-from tfp_sgmcmc.internal.nest import State, flatten_events
+from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.kernels.independent_metropolis import IndependentMetropolis
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.laplace.laplace import parameters_bijector
@@ -206,7 +206,7 @@ def independent_draws(
         return None, found
     proposal, independent = sample.proposal, sample.efficiency / (2 - sample.efficiency)
     stride, burn_in = int(np.ceil(_WORTH / independent)), int(np.ceil(_BURN_IN / independent))
-    center = state_at(proposal.mean, found.center)
+    center = unflatten_events(proposal.mean, found.center, 0)
     runs.milliseconds["IndependentMetropolis"] = 1e3 * seconds * num_chains
     choices = Choices(
         sampler="IndependentMetropolis",

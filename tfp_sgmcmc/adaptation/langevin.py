@@ -311,11 +311,9 @@ class LangevinSelector:
         sizes = chosen.step_size, chosen.batch_size
         return excess_of_parameters(covariance, self.found.factor, *sizes)
 
-    def _gradients(self, n: int) -> Gradients:
-        return Gradients(self._control.with_batch_size(n), self._runs.jit_compile)
-
     def _pilot(self, chosen: BatchAndStep, temperature: float) -> PilotDraws | None:
-        self._pilot_gradients = self._gradients(chosen.batch_size)
+        estimates = self._control.with_batch_size(chosen.batch_size)
+        self._pilot_gradients = Gradients(estimates, self._runs.jit_compile)
         return self._runs.pilot(
             self._timed[chosen.batch_size],
             self._pilot_gradients,

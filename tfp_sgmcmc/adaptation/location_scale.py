@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.adaptation.prior_scale import prior_slopes, state_at
+from tfp_sgmcmc.adaptation.prior_scale import prior_slopes
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.base import kept_program
@@ -230,15 +230,16 @@ class _Features:
         self, problem: MinibatchLogProb, like: State, rows: np.ndarray, others: np.ndarray
     ):
         self._others, dim = others, rows.shape[-1]
+        dtype = tf.nest.flatten(like)[0].dtype
         with tf.GradientTape() as tape:
-            at = flatten_events(state_at(rows, like), 1)
+            at = tf.constant(rows, dtype)
             tape.watch(at)
             c = parameters_of(problem, like, at)
         slopes = tape.gradient(c, at)
         slopes = np.zeros(rows.shape) if slopes is None else slopes.numpy().astype(np.float64)
         c, eye = c.numpy().astype(np.float64), np.eye(dim, dtype=bool)
         mixed = np.where(eye, rows[1], rows[0])
-        there = parameters_of(problem, like, flatten_events(state_at(mixed, like), 1)).numpy()
+        there = parameters_of(problem, like, tf.constant(mixed, dtype)).numpy()
         alone = (np.isclose(there, np.where(eye, c[1], c[0]), rtol=1e-6) | ~eye).all(axis=0)
         alone &= np.isclose(there, c[0], rtol=1e-6)[~eye].reshape(dim, dim - 1).all(axis=1)
         bent = alone & (np.ptp(slopes, axis=0) > 1e-4 * np.abs(slopes).max(axis=0))

@@ -50,7 +50,6 @@ class BlockNonCentering(tfb.Bijector):
         like: State,
         blocks: np.ndarray,
         is_shared: bool = False,
-        name: str = "block_non_centering",
     ):
         parameters = dict(locals())
         flat = flatten_events(like, 0)
@@ -67,7 +66,10 @@ class BlockNonCentering(tfb.Bijector):
         for k in range(size):
             self._units[k + 1, blocks[:, k]] = 1.0
         super().__init__(
-            forward_min_event_ndims=1, dtype=flat.dtype, parameters=parameters, name=name
+            forward_min_event_ndims=1,
+            dtype=flat.dtype,
+            parameters=parameters,
+            name="block_non_centering",
         )
 
     @classmethod
@@ -197,17 +199,15 @@ class NonCentering(tfb.Bijector):
       law: m and w of the effects.
     """
 
-    def __init__(
-        self,
-        problem: MinibatchLogProb,
-        like: State,
-        law: LocationScale,
-        name: str = "non_centering",
-    ):
+    def __init__(self, problem: MinibatchLogProb, like: State, law: LocationScale):
         parameters = dict(locals())
         self._problem, self._like, self._law = problem, like, law
-        dtype = flatten_events(like, 0).dtype
-        super().__init__(forward_min_event_ndims=1, dtype=dtype, parameters=parameters, name=name)
+        super().__init__(
+            forward_min_event_ndims=1,
+            dtype=flatten_events(like, 0).dtype,
+            parameters=parameters,
+            name="non_centering",
+        )
 
     @classmethod
     def _parameter_properties(cls, dtype: Any) -> dict[str, Any]:
@@ -216,7 +216,25 @@ class NonCentering(tfb.Bijector):
 
     def location_and_width(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns m and w of all entries, which are 0 and 1 where there is no effect."""
-        return _by_law(self._problem, self._like, self._law, x)
+        law = self._law
+        weights = np.concatenate([law.location, law.log_width])  # [4, effects, D]
+        used = [np.flatnonzero(part.any(axis=0)) for part in weights]
+        values = [x, x, x, x]
+        if len(used[1]) or len(used[3]):
+            is_effect = np.isin(np.arange(x.shape[-1]), law.entries)
+            values[1] = values[3] = parameters_of(
+                self._problem, self._like, tf.where(is_effect, tf.zeros([], x.dtype), x)
+            )
+        parts = []
+        for number, (value, entries) in enumerate(zip(values, used, strict=True)):
+            value = tf.gather(value, entries, axis=-1)
+            value = tf.math.log(tf.abs(value)) if number == 3 else value
+            to_all = np.zeros([x.shape[-1], len(entries)])
+            to_all[list(law.entries)] = weights[number][:, entries]
+            parts.append(tf.linalg.matvec(tf.constant(to_all, x.dtype), value))
+        offset = np.zeros(x.shape[-1])
+        offset[list(law.entries)] = law.offset
+        return tf.constant(offset, x.dtype) + parts[0] + parts[1], tf.exp(parts[2] + parts[3])
 
     def _forward(self, x: tf.Tensor) -> tf.Tensor:
         location, width = self.location_and_width(x)
@@ -228,30 +246,6 @@ class NonCentering(tfb.Bijector):
 
     def _forward_log_det_jacobian(self, x: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(tf.math.log(self.location_and_width(x)[1]), axis=-1)
-
-
-def _by_law(
-    problem: MinibatchLogProb, like: State, law: LocationScale, x: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns locations and widths of all entries of flat states."""
-    weights = np.concatenate([law.location, law.log_width])  # [4, effects, D]
-    used = [np.flatnonzero(part.any(axis=0)) for part in weights]
-    values = [x, x, x, x]
-    if len(used[1]) or len(used[3]):
-        is_effect = np.isin(np.arange(x.shape[-1]), law.entries)
-        values[1] = values[3] = parameters_of(
-            problem, like, tf.where(is_effect, tf.zeros([], x.dtype), x)
-        )
-    parts = []
-    for number, (value, entries) in enumerate(zip(values, used, strict=True)):
-        value = tf.gather(value, entries, axis=-1)
-        value = tf.math.log(tf.abs(value)) if number == 3 else value
-        to_all = np.zeros([x.shape[-1], len(entries)])
-        to_all[list(law.entries)] = weights[number][:, entries]
-        parts.append(tf.linalg.matvec(tf.constant(to_all, x.dtype), value))
-    offset = np.zeros(x.shape[-1])
-    offset[list(law.entries)] = law.offset
-    return tf.constant(offset, x.dtype) + parts[0] + parts[1], tf.exp(parts[2] + parts[3])
 
 
 def repeats_prior(bijector: Any) -> bool:

@@ -44,12 +44,6 @@ class ImproperError(ValueError):
     """Raised if the posterior has no finite integral, so that it cannot be sampled."""
 
 
-def state_at(flat: np.ndarray, like: State) -> State:
-    """Returns the state whose entries are `flat`, `[..., D]`, in the structure of `like`."""
-    dtype = tf.nest.flatten(like)[0].dtype
-    return unflatten_events(tf.constant(flat, dtype), like, 0)
-
-
 def prior_widths(problem: MinibatchLogProb, center: State, deviations: np.ndarray) -> np.ndarray:
     """Returns the prior's width along each entry, at most 100 posterior `deviations`, `[D]`."""
     flat, most = flatten_events(center, 0).numpy(), 100 * deviations
@@ -159,7 +153,7 @@ def check_proper(
         falls = values[::2] - values[1::2]
     if np.all((falls > np.log(_FAR / _NEAR)) | ~np.isfinite(values[1::2])):
         return
-    parts = tf.nest.flatten(unflatten_events(tf.constant(direction), center, 0))
+    parts = tf.nest.flatten(unflatten_events(direction, center, 0))
     name = part_names(center)[int(np.argmax([np.abs(x).max() for x in parts]))]
     raise ImproperError(
         "The posterior must have a finite integral. Received: a log posterior that falls by only "
@@ -172,7 +166,7 @@ def check_proper(
 def _log_probs(problem: Any, rows: np.ndarray, like: State) -> np.ndarray:
     """Returns log posteriors at `rows`, `[K, D]`, with -inf where the model raises."""
     try:
-        return call_with_state(problem, state_at(rows, like)).numpy().astype(np.float64)
+        return call_with_state(problem, unflatten_events(rows, like, 0)).numpy().astype(np.float64)
     except Exception as error:
         if not any(isinstance(x, tf.errors.OpError) for x in (error, error.__cause__)):
             raise

@@ -87,7 +87,11 @@ class Choices:
         """Returns name and value of each setting that applies; arrays by their shapes."""
         found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         found["center"] = "result.choices.center"
-        return [(name, _readable(value)) for name, value in found.items() if not _is_empty(value)]
+        return [
+            (name, _readable(value))
+            for name, value in found.items()
+            if value is not None and not (isinstance(value, dict | tuple) and not value)
+        ]
 
     def program(self) -> list[str]:
         """Returns the lines of a program that makes the same draws."""
@@ -135,10 +139,6 @@ class Choices:
             f"run = sgmcmc.sample_chain(kernel, result.choices.start, num_results, {steps}",
             "draws = bijector.forward(run.states)",
         ]
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, dict | tuple) and not value)
 
 
 def _readable(value: Any) -> str:

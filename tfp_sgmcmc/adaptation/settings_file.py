@@ -98,7 +98,13 @@ def load(
             )
             given, call = header["given_seed"], header.get("call", {})  # 0.2.0 wrote no call
     if not is_known:
-        raise ValueError(_format_problem(path, version, {*plain}))
+        differences = [f"lacks {name}" for name in sorted(_PLAIN - {*plain})]
+        differences += [f"has the unknown {name}" for name in sorted({*plain} - _PLAIN)]
+        raise ValueError(
+            f"{path} must hold choices of format version {_VERSION}. Received: "
+            f"{', '.join([f'version {version}', *differences])}. Another version of tfp_sgmcmc "
+            "wrote it: go on with that version, or use a new directory."
+        )
     if seed is not None and seed.numpy().tolist() != given:
         raise ValueError(
             f"seed must be {given}, the seed of the run in {folder}. Received: "
@@ -120,17 +126,6 @@ def load(
     choices = Choices(center=center, hessian=hessian, start=start, **plain)
     prepared = rebuild(problem, state, choices, jit_compile)
     return dataclasses.replace(prepared, lines=lines, flags=flags)
-
-
-def _format_problem(path: Path, version: Any, fields: set[str]) -> str:
-    """Returns why a file cannot be read, and what to do."""
-    differences = [f"lacks {name}" for name in sorted(_PLAIN - fields)]
-    differences += [f"has the unknown {name}" for name in sorted(fields - _PLAIN)]
-    found = ", ".join([f"version {version}", *differences])
-    return (
-        f"{path} must hold choices of format version {_VERSION}. Received: {found}. Another "
-        "version of tfp_sgmcmc wrote it: go on with that version, or use a new directory."
-    )
 
 
 def rebuild(

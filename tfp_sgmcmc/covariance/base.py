@@ -18,7 +18,7 @@ from tfp_sgmcmc.covariance.factored_scores import FactoredScores, count_rows
 from tfp_sgmcmc.covariance.matrices import Matrix, NoiseCovariance, Solver, as_solver
 from tfp_sgmcmc.internal import memory, xla
 from tfp_sgmcmc.internal.checks import array, boolean, integer, number, require
-from tfp_sgmcmc.internal.nest import State, append_dims, flatten_events, instances
+from tfp_sgmcmc.internal.nest import State, append_dims, flatten_events, instances, num_entries
 
 
 class AverageState(NamedTuple):
@@ -292,7 +292,7 @@ class CovarianceEstimator(abc.ABC):
         parts = tf.nest.flatten(state)
         total = 0
         for group in self.groups(parts):
-            size = sum(parts[i].shape[chain_ndims:].num_elements() for i in group)
+            size = num_entries([parts[i] for i in group], chain_ndims)
             total += math.prod(self._shape(size, num_scores))
         num_chains = parts[0].shape[:chain_ndims].num_elements()
         return total * (num_chains or 1) * parts[0].dtype.size  # None: chains are not known yet
@@ -302,7 +302,7 @@ class CovarianceEstimator(abc.ABC):
     ) -> None:
         if xla.on_accelerator():
             return
-        size = sum(x.shape[chain_ndims:].num_elements() for x in parts)
+        size = num_entries(parts, chain_ndims)
         diagonal = (
             "" if self.name == "diag" else "covariance='diag' keeps D numbers for each chain. "
         )

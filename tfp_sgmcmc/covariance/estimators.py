@@ -24,7 +24,7 @@ from tfp_sgmcmc.covariance.matrices import (
     NoiseCovariance,
     Solver,
 )
-from tfp_sgmcmc.internal.checks import boolean
+from tfp_sgmcmc.internal.checks import boolean, require
 from tfp_sgmcmc.internal.nest import State, flatten_events
 
 
@@ -181,3 +181,29 @@ class LowRank(CovarianceEstimator):
         slots, n, size = rows.shape[-3:]
         rows = tf.reshape(rows, tf.concat([tf.shape(rows)[:-3], [slots * n, size]], axis=0))
         return LowRankMatrix(rows, tf.repeat(weights, n, axis=-1), self.solver)
+
+
+KINDS = {kind.name: kind for kind in (Full, Block, Diag, LowRank)}
+
+
+def as_covariance(
+    value: Any, average: Average | None = None, exact: bool = False
+) -> CovarianceEstimator:
+    """Returns the estimator that `value` names, or `value` if it is an estimator.
+
+    Args:
+      value: `"full"`, `"block"`, `"diag"`, `"low_rank"`, or a `CovarianceEstimator`. Anything else
+        raises ValueError.
+      average: the sampler's choice for an estimator without an average.
+      exact: whether gradients are exact, which makes Sigma zero.
+    """
+    if not isinstance(average, Average | None):
+        raise TypeError(f"average must be a RunningMean or a History. Received: {average!r}.")
+    boolean("exact", exact)
+    if not isinstance(value, CovarianceEstimator):
+        expected = f"one of {', '.join(KINDS)}, or an estimator of tfp_sgmcmc.covariance"
+        require("covariance", repr(value), isinstance(value, str) and value in KINDS, expected)
+        value = KINDS[value]()
+    if exact:
+        return Zero()
+    return value if average is None else value.with_average(average)

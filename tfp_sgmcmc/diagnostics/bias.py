@@ -132,7 +132,7 @@ def find_bias(
         )
     d = outcome.entries
     hot = bool(np.any((d.log_width_surely > 0) & d.is_width_wrong)) or is_wide
-    if problems and (hot or is_wide):
+    if problems and hot:
         problems.append(f"Where draws are too wide, {_WIDE}.")
     if problems and (is_narrow or np.any((d.log_width_surely < 0) & d.is_width_wrong)):
         problems.append(f"Where draws are too narrow, {_NARROW}.")

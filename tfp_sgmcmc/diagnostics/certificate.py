@@ -285,9 +285,8 @@ def certify(result: Any, target: Any, *, num_draws: int = 2000, seed: Any = 0) -
     if is_stream:
 
         def log_prob(x: np.ndarray) -> np.ndarray:
-            return target.log_prob_of_many(unflatten_events(tf.constant(x, dtype), like, 0)).numpy()
+            return target.log_prob_of_many(unflatten_events(x, like, 0)).numpy()
 
-        dtype = tf.nest.flatten(like)[0].dtype
         sample, _ = weigh(log_prob, Proposal(mean, factor, _TAIL_SHARE), num_draws, rng)
     else:
         sample, _, _ = weighted_sample_of(log_posterior, like, mean, factor, num_draws, rng)
@@ -366,8 +365,7 @@ def compare(
       constrain: maps unconstrained states to the parameters.
       num_starts: number of starts from which other modes were searched.
     """
-    dtype = tf.nest.flatten(like)[0].dtype
-    weighted = constrain(unflatten_events(tf.constant(sample.draws, dtype), like, 0))
+    weighted = constrain(unflatten_events(sample.draws, like, 0))
     columns: list[list[np.ndarray]] = [[] for _ in range(8)]
     for part, others in zip(tf.nest.flatten(parameters), tf.nest.flatten(weighted), strict=True):
         x = np.asarray(part, np.float64)
@@ -410,14 +408,10 @@ def _draws(result: Any, target: Target) -> tuple[State, Any]:
     unconstrained = unconstrain(found) if is_constrained and unconstrain else found
     first = tf.nest.map_structure(lambda x: x[0], unconstrained)
     chain_ndims = len(target.chain_shape(first))
-    unconstrained = _with_one_axis_of_chains(unconstrained, chain_ndims)
-    return unconstrained, constrain(unconstrained)
-
-
-def _with_one_axis_of_chains(draws: State, chain_ndims: int) -> State:
-    return tf.nest.map_structure(
-        lambda x: tf.reshape(x, [x.shape[0], -1, *x.shape[1 + chain_ndims :]]), draws
+    unconstrained = tf.nest.map_structure(  # with one axis of chains
+        lambda x: tf.reshape(x, [x.shape[0], -1, *x.shape[1 + chain_ndims :]]), unconstrained
     )
+    return unconstrained, constrain(unconstrained)
 
 
 def _constrain(target: Target) -> Callable[[State], Any]:

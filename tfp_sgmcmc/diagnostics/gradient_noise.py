@@ -13,7 +13,7 @@ from tfp_sgmcmc.covariance.factored_scores import FactoredScores, OuterProducts
 from tfp_sgmcmc.diagnostics.base import PeriodicReducer, floating_parts, real_array
 from tfp_sgmcmc.diagnostics.stein import gradient_at
 from tfp_sgmcmc.internal.checks import function, integer, positive
-from tfp_sgmcmc.internal.nest import State, flatten_events, map_parts, sum_events
+from tfp_sgmcmc.internal.nest import State, flatten_events, map_parts, num_entries, sum_events
 from tfp_sgmcmc.kernels import momentum as momentum_kernels
 from tfp_sgmcmc.kernels.base import check_positive, value_at
 from tfp_sgmcmc.preconditioners import Diagonal, FullMatrix, LocalMatrix, as_preconditioner
@@ -178,8 +178,7 @@ def gradient_noise_share(
         diagonal = multiply(tf.nest.map_structure(tf.ones_like, like))
         variances = _as_state([_variances(s, chain_ndims) for s in scores], like)
         trace = sum_events(map_parts(tf.multiply, diagonal, variances), chain_ndims)
-    size = sum(g.shape[chain_ndims:].num_elements() for g in tf.nest.flatten(like))
-    ratio = _ratio(estimate, trace, temperature) / size
+    ratio = _ratio(estimate, trace, temperature) / num_entries(like, chain_ndims)
     return ratio / (1 + ratio)
 
 
@@ -540,6 +539,6 @@ class ConfigurationalTemperatureReducer(PeriodicReducer):
         """Returns the temperature, `[chains...]`."""
         own = final_reducer_state
         chain_ndims = own.product.shape.rank
-        size = momentum_kernels.degrees_of_freedom(own.mean_state, chain_ndims)
+        size = num_entries(own.mean_state, chain_ndims)
         freedom = tf.cast(own.count - 1, own.product.dtype)
         return tf.where(freedom > 0, -own.product / (freedom * size), float("nan"))

@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from tfp_sgmcmc.diagnostics.base import PeriodicReducer, floating_parts
 from tfp_sgmcmc.internal.checks import function
-from tfp_sgmcmc.internal.nest import State, call_with_state, map_parts
-from tfp_sgmcmc.kernels.base import check_positive, value_at
-from tfp_sgmcmc.preconditioners import LocalMatrix, as_preconditioner
-from tfp_sgmcmc.targets.base import as_target, value_and_gradient
+from tfp_sgmcmc.internal.nest import State, map_parts
+from tfp_sgmcmc.kernels.base import value_at
+from tfp_sgmcmc.kernels.corrected_langevin import LangevinProposal
+from tfp_sgmcmc.preconditioners import LocalMatrix
+from tfp_sgmcmc.targets.base import as_target
 
 
 def rejection_probability(
@@ -65,25 +66,17 @@ def rejection_probability(
       M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
       2011. Figure 2, right.
     """
-    target, matrices = as_target(target_log_prob_fn, True), as_preconditioner(preconditioner)
-    check_positive("step_size", step_size)
+    proposal = LangevinProposal(target_log_prob_fn, step_size, preconditioner)
 
     def at(x: State) -> tuple[tf.Tensor, State, LocalMatrix]:
         """Returns log p at x, the mean of q( . | x), and M."""
-        log_prob, gradient, _ = value_and_gradient(lambda s: call_with_state(target, s), x)
-        matrix, _ = matrices.evaluate(x, log_prob.shape.rank)
-        drift = matrix.multiply(gradient)
-        if matrix.divergence is not None:
-            drift = map_parts(tf.add, drift, matrix.divergence)
-        return log_prob, map_parts(lambda x, e, d: x + e / 2 * d, x, epsilon, drift), matrix
+        log_prob, gradient = proposal.log_prob_and_gradient(x)
+        matrix = proposal.matrix(x, log_prob)
+        return log_prob, proposal.mean(x, gradient, epsilon, matrix), matrix
 
     def log_density(y: State, mean: State, matrix: LocalMatrix) -> tf.Tensor:
         """Returns log q(y | x), up to a constant."""
-        if matrix.inverse_quadratic is None or matrix.log_det is None:
-            raise ValueError(
-                "preconditioner must give a log determinant and the quadratic form of its inverse, "
-                "which the acceptance ratio needs."
-            )
+        assert matrix.inverse_quadratic is not None  # `proposal.matrix` has checked this
         residual = map_parts(lambda y, m, e: (y - m) / tf.sqrt(e), y, mean, epsilon)
         return -0.5 * (matrix.inverse_quadratic(residual) + matrix.log_det)
 

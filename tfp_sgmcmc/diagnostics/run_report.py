@@ -21,6 +21,7 @@ from tfp_sgmcmc.targets.base import as_target
 
 _MOST_ENTRIES, _MOST_TESTED = 1000, 4000  # of a variable; of a run, against the gradients
 _MOST_NUMBERS = 5e7  # in the gradients
+_MOST_LINES = 12  # of one kind, so that a report stays one page
 _NOT_SEEN = (
     "What no check of draws can see: all chains in one of several modes; data that are wrong or "
     "counted twice."
@@ -207,7 +208,9 @@ def report(
     target = None
     if target_log_prob_fn is not None:
         target = as_target(target_log_prob_fn, full_data_expected=True)
-    result = _posterior_of(result)
+    posterior = getattr(result, "posterior", None)
+    if hasattr(posterior, "named_draws"):
+        result = posterior  # of a `SamplerCallback`
     kernel = getattr(result, "kernel", None) if kernel is None else kernel
     variables, states = _variables(result), getattr(result, "states", None)
     bijector = getattr(result, "bijector", None)  # of a run that chose its own coordinates
@@ -227,7 +230,9 @@ def report(
         looked_at = entries[..., _spread(entries.shape[-1], _MOST_ENTRIES)].astype(np.float64)
         rows.append(chain_checks.worst_entries(name, entries.shape[-1], looked_at))
         of_chains += chain_checks.chain_problems(rows[-1], looked_at)
-    problems += _shortened(of_chains)
+    problems += of_chains[:_MOST_LINES]
+    if len(of_chains) > _MOST_LINES:
+        problems.append(f"There are {len(of_chains) - _MOST_LINES} more lines of this kind.")
     bias = Bias([], [], (np.nan, np.nan))
     if target is not None:
         num_draws = len(next(iter(variables.values())))
@@ -283,19 +288,6 @@ def _inverse(fn: Any, states: Any) -> Any:
 def _spread(size: int, most: int) -> np.ndarray:
     """Returns at most `most` numbers spread over 0 .. size - 1."""
     return np.unique(np.linspace(0, size - 1, min(size, most)).astype(int))
-
-
-def _shortened(lines: list[str], most: int = 12) -> list[str]:
-    """Returns the first lines and the number of the others, so that a report stays one page."""
-    if len(lines) <= most:
-        return lines
-    return [*lines[:most], f"There are {len(lines) - most} more lines of this kind."]
-
-
-def _posterior_of(result: Any) -> Any:
-    """Returns the posterior of a `SamplerCallback`, and any other result unchanged."""
-    posterior = getattr(result, "posterior", None)
-    return posterior if hasattr(posterior, "named_draws") else result
 
 
 def _variables(result: Any) -> dict[str, np.ndarray]:

@@ -13,7 +13,12 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.internal.nest import State, call_with_state, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import (
+    State,
+    call_with_state,
+    num_entries,
+    unflatten_events,
+)
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import Target, kept_program
 
@@ -83,7 +88,7 @@ def value_and_gradient_of_vectors(
 
 
 def _is_large(target: Target, like: State) -> bool:
-    return target.num_examples * flatten_events(like, 0).shape[0] > _WORTH_COMPILING
+    return target.num_examples * num_entries(like) > _WORTH_COMPILING
 
 
 def block_size(target: Target) -> int:
@@ -95,7 +100,7 @@ def _in_blocks(
     evaluate: Callable[[tf.Tensor], Any], x: np.ndarray, like: State, size: int
 ) -> list[Any]:
     """Returns the results of `evaluate` at blocks of `size` rows of x, put together."""
-    dtype, dim = tf.nest.flatten(like)[0].dtype, flatten_events(like, 0).shape[0]
+    dtype, dim = tf.nest.flatten(like)[0].dtype, num_entries(like)
     num_blocks = -(-len(x) // size)
     padded = np.zeros([num_blocks * size, dim])
     padded[: len(x)] = x

@@ -209,6 +209,17 @@ def squared_norm(x: State, chain_ndims: int) -> tf.Tensor:
     return sum_events(squares, chain_ndims)
 
 
+def one_chain(state: State, chains: tuple[int, ...], chain: int) -> State:
+    """Returns the state of one chain, with chain dimensions of size one."""
+    at = tuple(slice(i, i + 1) for i in np.unravel_index(chain, chains)) if chains else ()
+    return tf.nest.map_structure(lambda x: x[at] if at else x, state)
+
+
+def num_entries(state: State, lead_ndims: int = 0) -> int:
+    """Returns the number of entries of all parts behind their leading axes."""
+    return sum(x.shape[lead_ndims:].num_elements() for x in tf.nest.flatten(state))
+
+
 def flatten_events(x: State, lead_ndims: int) -> tf.Tensor:
     """Concatenates the entries of all parts behind their leading axes, shape `[lead..., D]`."""
 
@@ -222,12 +233,15 @@ def flatten_events(x: State, lead_ndims: int) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
 
 
-def unflatten_events(flat: tf.Tensor, like: State, lead_ndims: int) -> State:
+def unflatten_events(flat: tf.Tensor | np.ndarray, like: State, lead_ndims: int) -> State:
     """Splits `flat`, `[lead..., D]`, into parts `[lead..., event...]`.
 
-    The events are those of `like`, behind its own `lead_ndims` leading axes.
+    The events are those of `like`, behind its own `lead_ndims` leading axes. An array takes the
+    dtype of `like`.
     """
-    events = [p.shape[lead_ndims:] for p in tf.nest.flatten(like)]
+    parts = tf.nest.flatten(like)
+    flat = flat if tf.is_tensor(flat) else tf.constant(flat, parts[0].dtype)
+    events = [p.shape[lead_ndims:] for p in parts]
     sizes = [event.num_elements() for event in events]
     pieces = tf.split(flat, sizes, axis=-1) if len(sizes) > 1 else [flat]
     lead = static_or_dynamic_shape(flat)[:-1]

@@ -180,12 +180,9 @@ def _versions() -> dict[str, str]:
     from tfp_sgmcmc import __version__
 
     found = {name: importlib.metadata.version(name) for name in _PACKAGES}
-    found = {name: _main(version) for name, version in found.items()}
-    return {f"version of {n}": v for n, v in {**found, "tfp_sgmcmc": __version__}.items()}
-
-
-def _main(version: str) -> str:
-    return version.partition("+")[0]  # without what a distributor adds
+    found["tfp_sgmcmc"] = __version__
+    # Without what a distributor adds.
+    return {f"version of {name}": x.partition("+")[0] for name, x in found.items()}
 
 
 class ShareFunction:
@@ -213,7 +210,9 @@ class ShareFunction:
     def __call__(self, iterator: BatchIterator) -> Any:
         num_replicas = self._strategy.num_replicas_in_sync
         shares, rows = iterator.shares(self._replicas, num_replicas)
-        flat = [[tf.convert_to_tensor(a) for a in _arrays(share)] for share in shares]
+        flat = [
+            [tf.convert_to_tensor(a) for a in internals.array_leaves(share)] for share in shares
+        ]
         like, total = shares[0], tf.constant(rows, tf.float32)
         if self._model.run_eagerly:
             logs = self._run(like, flat, total)
@@ -228,7 +227,7 @@ class ShareFunction:
         """Returns the compiled step for shares of such a specification."""
         key = str(spec)
         if key not in self._compiled:
-            specs = [_arrays(spec)] * len(self._replicas)
+            specs = [internals.array_leaves(spec)] * len(self._replicas)
             self._compiled[key] = tf.function(
                 lambda flat, rows: self._run(spec, flat, rows),
                 autograph=False,
@@ -283,14 +282,12 @@ class WorkerFit:
             self._model.test_step(data)
             return tf.constant(True)
 
-        tf.cond(tf.shape(_arrays(share)[0])[0] > 0, update, lambda: tf.constant(False))
+        tf.cond(
+            tf.shape(internals.array_leaves(share)[0])[0] > 0, update, lambda: tf.constant(False)
+        )
         return type(self._model).get_metrics_result(self._model)
 
     def end(self) -> None:
         """Gives the model its functions back."""
         vars(self._model).pop("get_metrics_result", None)
         self._model.test_function = self._function_before
-
-
-def _arrays(batch: Any) -> list[Any]:
-    return [a for a in keras.tree.flatten(batch) if a is not None]

@@ -589,12 +589,12 @@ class SamplerCallback(keras.callbacks.Callback):
             self._start_chain()
             self._preflight.new_chain()
             self._make_train_function()
-            if auto.choices is not None and self.params.get("verbose"):
-                print(auto.choices)
+            if auto.pilot.choices is not None and self.params.get("verbose"):
+                print(auto.pilot.choices)
         auto.begin_epoch(self._recorder.chain, source, total, self.params)
 
     def _start_chain(self) -> None:
         chain = self._settings.make_chain(self.model)
-        if self._auto is not None and self._auto.choices is not None:
-            self._auto.choices.describe(chain, self._recorder)
+        if self._auto is not None and self._auto.pilot.choices is not None:
+            self._auto.pilot.choices.describe(chain, self._recorder)
         self._recorder.start(chain)

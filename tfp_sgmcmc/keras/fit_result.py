@@ -147,7 +147,7 @@ class FitResult:
 
         `print(choices)` explains it, and `choices.code` is the kernel written by hand.
         """
-        return None if self._auto is None else self._auto.choices
+        return None if self._auto is None else self._auto.pilot.choices
 
     @property
     def temperatures(self) -> dict[str, dict[str, float]]:

@@ -12,7 +12,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.keras.adaptation import annealed_ensemble
 from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit
-from tfp_sgmcmc.keras.adaptation.network_pilot import pilot_of
+from tfp_sgmcmc.keras.adaptation.network_pilot import make_pilot
 from tfp_sgmcmc.keras.chain.chain import Chain, check_variables, recorded_variables
 from tfp_sgmcmc.keras.chain.noise_monitor import noise_monitor
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection
@@ -89,7 +89,7 @@ class FitSettings:
         self._prior, self._collect = prior, as_collect(collect).with_phases(step_size)
         self._chains = as_chains(chains)
         if self.ensemble is not None:
-            annealed_ensemble.check_chains(self.num_chains)
+            checks.integer("chains", 1 if self.num_chains is None else self.num_chains, 3)
         checks.optional(checks.integer, "num_examples", num_examples, 1)
         checks.optional(checks.integer, "num_groups", num_groups, 2)
         checks.optional(checks.boolean, "independent_batches", independent_batches)
@@ -103,14 +103,12 @@ class FitSettings:
             "sampling_threshold": self._collect.sampling_threshold,
             "noise_every": self._collect.noise_every,
         }
-        pilot = pilot_of(
-            self._make_kernel_fn,
-            max_excess_temperature,
-            self.path,
-            self.num_burnin_epochs,
-            **self._noise,
-        )
-        self.auto = None if pilot is None else AutomaticFit(pilot, self.num_burnin_epochs)
+        bound = checks.optional(checks.positive, "max_excess_temperature", max_excess_temperature)
+        self.auto: AutomaticFit | None = None
+        if isinstance(self._make_kernel_fn, str):
+            burnin = self.num_burnin_epochs
+            pilot = make_pilot(bound, self.path, burnin, **self._noise)
+            self.auto = AutomaticFit(pilot, burnin)
         self.monitor = noise_monitor(
             self._noise["noise_every"],
             self._noise["sampling_threshold"],
@@ -182,7 +180,9 @@ class FitSettings:
           ValueError: the data do not show them.
         """
         if self._given_examples is None:
-            self.num_examples = source.count_examples()
+            self.num_examples = source.num_examples
+            if self.num_examples is None and source.count is not None:
+                self.num_examples = source.count()  # which may read batches
         if self.num_examples is None:
             raise ValueError(
                 "num_examples must be given to SamplerCallback, because the data do not show the "
@@ -227,7 +227,11 @@ class FitSettings:
                     "model must be built, since the data do not show the shapes of a batch. "
                     f"Received: {model.name}, which is not, and {source.kind}."
                 )
-            model(internals.map_arrays(_zeros, batch[0]))
+            model(
+                internals.map_arrays(
+                    lambda a: tf.zeros([size or 1 for size in a.shape], a.dtype), batch[0]
+                )
+            )
         burnin = min(epochs, self.num_burnin_epochs)
         return make_plan(
             collection,
@@ -262,7 +266,3 @@ class FitSettings:
             role="chain" if pilot is None else pilot.role,
             rows_of_chains=None if self.ensemble is None else self.ensemble.rows_of_chains,
         )
-
-
-def _zeros(array: Any) -> tf.Tensor:
-    return tf.zeros([size or 1 for size in array.shape], array.dtype)

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import number, positive
-from tfp_sgmcmc.internal.nest import State, map_parts, sum_events
+from tfp_sgmcmc.internal.nest import State, map_parts, num_entries, sum_events
 from tfp_sgmcmc.kernels.base import StepSize, StochasticGradientKernel, number_at, value_at
-from tfp_sgmcmc.kernels.momentum import degrees_of_freedom, scaled
+from tfp_sgmcmc.kernels.momentum import scaled
 
 _MOST_NOISE = 4.0  # larger squared gradients than this many running means are clipped
 
@@ -212,7 +212,7 @@ class AnnealedSGHMC(StochasticGradientKernel):
         return theta, AnnealedSGHMCResults(
             **self._figures(estimate, rate, temperature, results),
             momentum=v,
-            kinetic_temperature=n * energy / rate / degrees_of_freedom(v, chain_ndims),
+            kinetic_temperature=n * energy / rate / num_entries(v, chain_ndims),
             squared_gradient=mean,
             squares=squares,
         )

@@ -10,16 +10,16 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import CovarianceState, RunningMean
 from tfp_sgmcmc.internal.checks import integer, one_of, optional
-from tfp_sgmcmc.internal.nest import State, map_parts, sum_events
+from tfp_sgmcmc.internal.nest import State, map_parts
 from tfp_sgmcmc.kernels import linear_theory
 from tfp_sgmcmc.kernels.base import StepSize
 from tfp_sgmcmc.kernels.momentum import (
     MomentumKernel,
-    degrees_of_freedom,
     drift,
     kick,
     kinetic_temperature,
     mean_decay,
+    midpoint_temperature,
     normal_momentum,
     scaled,
 )
@@ -278,10 +278,7 @@ class CCAdL(MomentumKernel):
 
         theta = drift(state, p, mass, h / 2)
         estimate, sigma, covariance_state = self._noise.estimate(theta, batch_seed, results)
-        energy = map_parts(
-            lambda p, g, m: p * (p + scaled(h / 2, g)) / m, p, estimate.gradient, mass
-        )
-        heat = sum_events(energy, chain_ndims) / degrees_of_freedom(state, chain_ndims)
+        heat = midpoint_temperature(p, estimate.gradient, mass, h, chain_ndims)
         xi = results.thermostat + h / mu * (heat - temperature)
         lambda2 = tf.tanh(xi * h / 2)
         spread = tf.sqrt(friction * temperature * tf.where(xi == 0, h / 2, lambda2 / xi))
@@ -361,4 +358,4 @@ def _moved_after(
 ) -> tuple[State, State, tf.Tensor]:
     """Returns `new` theta, p and xi, or the old ones in the first `num_steps` steps."""
     moves, old = results.step >= num_steps, (state, results.momentum, results.thermostat)
-    return tf.nest.map_structure(lambda x, y: tf.where(moves, x, y), new, old)
+    return map_parts(lambda x, y: tf.where(moves, x, y), new, old)

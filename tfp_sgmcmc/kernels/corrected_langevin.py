@@ -45,8 +45,8 @@ class LangevinProposal(StochasticGradientKernel):
         self._preconditioner = as_preconditioner(preconditioner)
 
     def _init_results(self, state: State) -> LangevinProposalResults:
-        log_prob, gradient = self._exact(state)
-        self._matrix(state, log_prob)
+        log_prob, gradient = self.log_prob_and_gradient(state)
+        self.matrix(state, log_prob)
         step_size = tf.nest.map_structure(
             lambda s: number_as_dtype("step_size", s, log_prob.dtype), self.step_size
         )
@@ -58,39 +58,41 @@ class LangevinProposal(StochasticGradientKernel):
     ) -> tuple[State, LangevinProposalResults]:
         epsilon = value_at(results.step_size, tf.zeros([], tf.int64), state)
         noise = random.normal_like(state, seed)
-        forward = self._matrix(state, results.target_log_prob)
-        mean = self._mean(state, results.grads_target_log_prob, epsilon, forward)
+        forward = self.matrix(state, results.target_log_prob)
+        mean = self.mean(state, results.grads_target_log_prob, epsilon, forward)
         proposed = map_parts(
             lambda m, e, z: m + tf.sqrt(e) * z, mean, epsilon, forward.sqrt_multiply(noise)
         )
-        log_prob, gradient = self._exact(proposed)
-        backward = self._matrix(proposed, log_prob)
-        back_mean = self._mean(proposed, gradient, epsilon, backward)
+        log_prob, gradient = self.log_prob_and_gradient(proposed)
+        backward = self.matrix(proposed, log_prob)
+        back_mean = self.mean(proposed, gradient, epsilon, backward)
         residual = map_parts(lambda x, m, e: (x - m) / tf.sqrt(e), state, back_mean, epsilon)
         chain_ndims = log_prob.shape.rank
         # Twice the log density of q, up to a constant: -log det M - residual^T M^-1 residual. The
         # forward residual is S z, whose quadratic form is z^T z.
         log_forward = -forward.log_det - squared_norm(noise, chain_ndims)
-        assert backward.inverse_quadratic is not None  # `_matrix` has checked this
+        assert backward.inverse_quadratic is not None  # `matrix` has checked this
         log_backward = -backward.log_det - backward.inverse_quadratic(residual)
         return proposed, LangevinProposalResults(
             0.5 * (log_backward - log_forward), log_prob, gradient, results.step_size
         )
 
-    def _exact(self, state: State) -> tuple[tf.Tensor, State]:
+    def log_prob_and_gradient(self, state: State) -> tuple[tf.Tensor, State]:
         return value_and_gradient(lambda s: call_with_state(self._target, s), state)[:2]
 
-    def _matrix(self, state: State, log_prob: tf.Tensor) -> LocalMatrix:
+    def matrix(self, state: State, log_prob: tf.Tensor) -> LocalMatrix:
+        """Returns M; raises ValueError unless its log determinant and inverse are known."""
         matrix, _ = self._preconditioner.evaluate(state, log_prob.shape.rank)
         if matrix.inverse_quadratic is None or matrix.log_det is None:
             raise ValueError(
-                "The preconditioner must give its log determinant and the quadratic form of its "
-                "inverse, which the acceptance ratio needs. Received: one that gives no log "
-                "determinant or no quadratic form. Pass inverse_quadratic_fn and log_det_fn."
+                "preconditioner must give a log determinant and the quadratic form of its inverse, "
+                "which the acceptance ratio needs. Received: one that gives no log determinant or "
+                "no quadratic form. Pass inverse_quadratic_fn and log_det_fn."
             )
         return matrix
 
-    def _mean(self, state: State, gradient: State, epsilon: State, matrix: LocalMatrix) -> State:
+    def mean(self, state: State, gradient: State, epsilon: State, matrix: LocalMatrix) -> State:
+        """Returns the mean of the proposals from `state`."""
         drift = matrix.multiply(gradient)
         if matrix.divergence is not None:
             drift = map_parts(tf.add, drift, matrix.divergence)
@@ -184,7 +186,7 @@ class CorrectedLangevin(tfp.mcmc.TransitionKernel):
     def metric_product(self, vector: State, state: State, results: Any) -> State:
         """Returns M v with the preconditioner M at `state`."""
         log_prob = results.accepted_results.target_log_prob
-        return self._proposal._matrix(state, log_prob).multiply(vector)
+        return self._proposal.matrix(state, log_prob).multiply(vector)
 
     def bootstrap_results(self, init_state: State) -> Any:
         """Evaluates the log posterior and its gradient at `init_state`."""

@@ -19,6 +19,7 @@ from tfp_sgmcmc.internal.nest import (
     append_dims,
     flatten_events,
     map_parts,
+    num_entries,
     squared_norm,
     unflatten_events,
 )
@@ -149,7 +150,7 @@ def check_regular(
     if rows is None or not (is_zero or is_fisher) or isinstance(covariance, Diag):
         return
     for group in covariance.groups(parts):
-        size = sum(parts[i].shape[chain_ndims:].num_elements() for i in group)
+        size = num_entries([parts[i] for i in group], chain_ndims)
         if rows <= size:
             raise ValueError(
                 f"The target must give more than {size} scores, because with alpha = 0 or "

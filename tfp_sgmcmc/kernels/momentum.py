@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import integer, numbers
-from tfp_sgmcmc.internal.nest import State, append_dims, map_parts, sum_events
+from tfp_sgmcmc.internal.nest import State, append_dims, map_parts, num_entries, sum_events
 from tfp_sgmcmc.kernels.base import (
     StochasticGradientKernel,
     is_schedule,
@@ -123,15 +123,18 @@ def normal_momentum(state: State, mass: State, spread: tf.Tensor, seed: tf.Tenso
     return map_parts(lambda z, m: scaled(spread, z * m**0.5), z, mass)
 
 
-def degrees_of_freedom(state: State, chain_ndims: int) -> int:
-    """Returns the number of entries of one chain's state."""
-    return sum(x.shape[chain_ndims:].num_elements() for x in tf.nest.flatten(state))
-
-
 def kinetic_temperature(momentum: State, mass: State, chain_ndims: int) -> tf.Tensor:
     """Returns p^T m^-1 p / d, `[chains...]`, whose mean in equilibrium is the temperature."""
     energy = sum_events(map_parts(lambda p, m: p**2 / m, momentum, mass), chain_ndims)
-    return energy / degrees_of_freedom(momentum, chain_ndims)
+    return energy / num_entries(momentum, chain_ndims)
+
+
+def midpoint_temperature(
+    momentum: State, force: State, mass: State, h: tf.Tensor, chain_ndims: int
+) -> tf.Tensor:
+    """Returns p^T m^-1 (p + h g / 2) / d, `[chains...]`, for a force g, which is kicked by h g."""
+    energy = map_parts(lambda p, g, m: p * (p + scaled(h / 2, g)) / m, momentum, force, mass)
+    return sum_events(energy, chain_ndims) / num_entries(momentum, chain_ndims)
 
 
 def mean_decay(x: tf.Tensor) -> tf.Tensor:

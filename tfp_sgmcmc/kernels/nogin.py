@@ -10,10 +10,16 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import CovarianceState
 from tfp_sgmcmc.internal.checks import boolean, integer, optional
-from tfp_sgmcmc.internal.nest import State, map_parts, sum_events
+from tfp_sgmcmc.internal.nest import State, map_parts
 from tfp_sgmcmc.kernels.base import StepSize
 from tfp_sgmcmc.kernels.linear_theory import curvature_and_noise, nogin_law
-from tfp_sgmcmc.kernels.momentum import MomentumKernel, degrees_of_freedom, drift, scaled
+from tfp_sgmcmc.kernels.momentum import (
+    MomentumKernel,
+    drift,
+    midpoint_temperature,
+    normal_momentum,
+    scaled,
+)
 from tfp_sgmcmc.kernels.noisy_gradients import GradientNoise, largest_eigenvalue, remaining_noise
 
 
@@ -217,7 +223,7 @@ class NOGIN(MomentumKernel):
         shift = map_parts(lambda m, x: scaled(1 + lambda2, m + tf.zeros_like(x)), mass, state)
         scale = h**2 / (4 * temperature)
         estimate, sigma, covariance_state = self._noise.estimate(theta, batch_seed, results)
-        z, eigenvector, too_small = random.normal_like(state, noise_seed), (), False
+        eigenvector, too_small = (), False
         if self._parameters["matrix_lambda"]:
             m = tf.cast(tf.reshape(tf.nest.flatten(mass)[0], []), h.dtype)
             largest, eigenvector = largest_eigenvalue(
@@ -225,20 +231,14 @@ class NOGIN(MomentumKernel):
             )
             smallest = scale * largest / m
             too_small, lambda2 = lambda2 < smallest, tf.maximum(lambda2, smallest)
-            noise = remaining_noise(
-                sigma, lambda2 * temperature * m, -(h**2) / 4, largest, z, chain_ndims
-            )
+            z, spread = random.normal_like(state, noise_seed), lambda2 * temperature * m
+            noise = remaining_noise(sigma, spread, -(h**2) / 4, largest, z, chain_ndims)
         else:
             sigma, covariance_state = self._noise.covariance.prepare(
                 covariance_state, sigma, shift, scale
             )
-            noise = map_parts(
-                lambda z, m: scaled(tf.sqrt(lambda2 * temperature), z * m**0.5), z, mass
-            )
-        energy = map_parts(
-            lambda p, g, m: p * (p + scaled(h / 2, g)) / m,
-            results.momentum, estimate.gradient, mass,
-        )  # fmt: skip
+            noise = normal_momentum(state, mass, tf.sqrt(lambda2 * temperature), noise_seed)
+        heat = midpoint_temperature(results.momentum, estimate.gradient, mass, h, chain_ndims)
         kick = map_parts(lambda g, s: scaled(h / 2, g) + s, estimate.gradient, noise)
         p = map_parts(tf.add, results.momentum, kick)
         if self._parameters["matrix_lambda"]:
@@ -249,12 +249,10 @@ class NOGIN(MomentumKernel):
         theta = drift(theta, p, mass, h / 2)
         given = self._parameters["num_estimation_steps"]
         moves = results.step >= self._noise.estimation_steps(given, state, chain_ndims)
-        theta, p = (
-            map_parts(lambda new, old: tf.where(moves, new, old), new, old)
-            for new, old in ((theta, state), (p, results.momentum))
+        theta, p = map_parts(
+            lambda new, old: tf.where(moves, new, old), (theta, p), (state, results.momentum)
         )
 
-        heat = sum_events(energy, chain_ndims) / degrees_of_freedom(state, chain_ndims)
         return theta, NOGINResults(
             **self._figures(estimate, h, temperature, results),
             momentum=p,

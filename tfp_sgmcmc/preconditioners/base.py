@@ -14,6 +14,7 @@ from tfp_sgmcmc.internal.nest import (
     State,
     by_part,
     flatten_events,
+    num_entries,
     squared_norm,
     sum_events,
     unflatten_events,
@@ -157,7 +158,7 @@ class FullMatrix(Preconditioner):
         self, state: State, chain_ndims: int, own: Any = (), info: GradientInfo | None = None
     ) -> tuple[LocalMatrix, Any]:
         dtype = tf.nest.flatten(state)[0].dtype
-        size = flatten_events(state, chain_ndims).shape[-1]
+        size = num_entries(state, chain_ndims)
         if size != len(self.matrix):
             raise ValueError(
                 f"matrix must have shape [{size}, {size}], because a chain's state has {size} "

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import FunctionType
@@ -74,7 +73,10 @@ def kept_loop(
             loops.remove(kept)
             break
     else:
-        make = _with_settings(kernel) if settings else lambda _: kernel
+
+        def make(given: Any) -> Any:
+            return type(kernel)(**kernel.parameters | given) if given else kernel
+
         kept = key, Loop(make, trace_fn, start, jit_compile, view=view, replicas=replicas)
     loops.append(kept)
     del loops[:-_MOST_LOOPS]
@@ -101,11 +103,6 @@ def _as_argument(number: Any) -> tf.Tensor:
     # float64 keeps all digits of a Python number until the kernel rounds it to the state's dtype.
     is_python = isinstance(number, int | float)
     return tf.convert_to_tensor(number, tf.float64 if is_python else None)
-
-
-def _with_settings(kernel: StochasticGradientKernel) -> Callable[[Any], Any]:
-    make, parameters = type(kernel), kernel.parameters
-    return lambda settings: make(**{**parameters, **settings})
 
 
 def _is_same(a: Any, b: Any) -> bool:
@@ -257,11 +254,9 @@ def _write(path: Path, program: Program, inputs: dict[str, np.ndarray], plan: St
         "num_steps": plan.num_steps,
         "steps_between": plan.stride,
     }
+    stablehlo = np.frombuffer(program.stablehlo, np.uint8)
+    entries: dict[str, Any] = {"header": json.dumps(header), "program": stablehlo, **inputs}
     written = path.with_name(path.name + ".part")
-    entries = {"header": json.dumps(header), "program": program.stablehlo} | inputs
-    with zipfile.ZipFile(written, "w") as archive:
-        for name, value in entries.items():
-            array = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
+    with written.open("wb") as file:
+        np.savez(file, **entries)
     written.replace(path)

@@ -175,6 +175,8 @@ class ModelTarget(Target):
         return self._mapped("inverse", state)
 
     def _mapped(self, method: str, state: State) -> State:
+        if self.bijector is None:
+            return state
         if self._is_joint:
             return map_jointly(self.bijector, getattr(self.bijector, method), state)
         return map_bijectors(self.bijector, lambda b, x: getattr(b, method)(x), state)

@@ -51,7 +51,8 @@ class ReadFaults:
         self._sizes = {file: _size(file) for file in paths}
         missing = [file for file, size in self._sizes.items() if size is None]
         if missing:
-            raise StreamReadError(f"files must exist. Received: {_listed(missing)}.")
+            listed = ", ".join(f"{file}, which is missing" for file in missing[:5])
+            raise StreamReadError(f"files must exist. Received: {listed}.")
 
     def changed(self) -> str:
         """Returns a sentence that names the files that are missing or have another size, or ''."""
@@ -119,10 +120,6 @@ def _size(file: Path) -> int | None:
         return file.stat().st_size
     except FileNotFoundError:
         return None
-
-
-def _listed(paths: Sequence[Path]) -> str:
-    return ", ".join(f"{file}, which is missing" for file in paths[:5])
 
 
 def damage_of(path: Path) -> str:

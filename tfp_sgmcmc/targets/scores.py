@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.nest import State, append_dims
+from tfp_sgmcmc.internal.nest import State, append_dims, flatten_events, unflatten_events
 from tfp_sgmcmc.internal.vectorize import map_examples
 from tfp_sgmcmc.targets.base import value_and_gradient
 
@@ -115,6 +115,50 @@ def check_scores(scores: State, state: State, num_rows: int, chain_ndims: int) -
                 f"Received: shape {s.shape}."
             )
     return tf.nest.pack_sequence_as(state, given)
+
+
+def expansion_remainders(
+    model: Any,
+    like: State,
+    rows: Any,
+    size: int,
+    states: tf.Tensor,
+    center: tf.Tensor,
+    offsets: tf.Tensor,
+) -> tf.Tensor:
+    """Returns gradients of rows' log likelihoods less their expansions, `[K, size, D]`.
+
+    A chain for each row is a hundred times faster than a map of gradients.
+
+    Args:
+      model: has the log likelihood.
+      like: one state, for the structure.
+      rows: a nest of `[size, ...]`.
+      size: the number of rows.
+      states: K flat states, `[K, D]`.
+      center: where gradients are expanded to first order, `[D]` or `[K, D]`.
+      offsets: the states less the center, `[K, D]`.
+    """
+    shape = [states.shape[0], size]
+    batch = tf.nest.map_structure(
+        lambda x: tf.broadcast_to(x[:, tf.newaxis], [*shape, 1, *x.shape[1:]]), rows
+    )
+
+    def of_rows(flat: tf.Tensor) -> State:
+        flat = tf.broadcast_to(flat[..., tf.newaxis, :], [*shape, flat.shape[-1]])
+        return unflatten_events(flat, like, 0)
+
+    def derivatives(flat: tf.Tensor, probe: State = None) -> tuple[tf.Tensor, State, State]:
+        return value_and_gradient(
+            lambda s: model.log_likelihood(s, batch, 1, shape)[..., 0],
+            of_rows(flat),
+            probe,
+            connected=False,
+        )
+
+    found = derivatives(states)[1], *derivatives(center, of_rows(offsets))[1:]
+    slopes, slopes_there, bends = (flatten_events(x, 2) for x in found)
+    return slopes - slopes_there - bends
 
 
 def _move_axis(x: tf.Tensor, source: int, target: int) -> tf.Tensor:

@@ -415,8 +415,3 @@ def _pace(model: keras.Model) -> _Pace:
         return _PACE_OF_RECURRENT
     has_embeddings = any(isinstance(layer, keras.layers.Embedding) for layer in layers)
     return _PACE_OF_EMBEDDINGS if has_embeddings else _PACE
-
-
-def check_chains(num_chains: int | None) -> int:
-    """Returns the number of chains; raises ValueError if it is below 3."""
-    return checks.integer("chains", 1 if num_chains is None else num_chains, 3)

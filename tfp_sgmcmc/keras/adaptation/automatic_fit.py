@@ -46,16 +46,11 @@ class AutomaticFit:
         self._compiled: tuple[Chain, CompiledGradients] | None = None
 
     @property
-    def choices(self) -> NetworkSettings | None:
-        """The chosen settings; None before."""
-        return self.pilot.choices
-
-    @property
     def temperatures(self) -> dict[str, dict[str, float]]:
         """See `SamplerCallback.temperatures`."""
-        if self.choices is None:
+        if self.pilot.choices is None:
             return {}
-        found = {"predicted": self.choices.predicted}
+        found = {"predicted": self.pilot.choices.predicted}
         if self._monitor is not None:
             found |= {"local": self._local, "measured": self._monitor.temperatures}
         return found
@@ -78,8 +73,8 @@ class AutomaticFit:
     ) -> None:
         """Begins to measure temperatures if burn-in ends after `total_epochs` epochs."""
         is_due = self._monitor is None and total_epochs >= self._num_burnin_epochs
-        if self.choices is not None and chain is not None and is_due:
-            self._monitor = TemperatureMonitor(self.choices, params["steps"])
+        if self.pilot.choices is not None and chain is not None and is_due:
+            self._monitor = TemperatureMonitor(self.pilot.choices, params["steps"])
             self.check_prediction(chain, source)
 
     def at_batch(self, batch: int, chain: Chain | None, source: Source) -> None:
@@ -95,7 +90,7 @@ class AutomaticFit:
             twice the predicted excess temperature, or the measured temperature along the hottest
             direction is more than twice or less than half of the predicted one.
         """
-        choices = self.choices
+        choices = self.pilot.choices
         if choices is None or chain is None or self._monitor is None or chain.is_pilot:
             return
         if chain.state.status().first_bad >= 0 or source.batch(2) is None:
@@ -147,8 +142,8 @@ def check_single_replica(model: keras.Model) -> None:
             'SamplerCallback("auto") needs a model on one device, where the pilot measures the '
             f"gradient noise. Received: a model on {count} replicas. Make and fit the model "
             "outside the strategy's scope for the pilot's epochs, then give the distributed model "
-            "SamplerCallback(pilot.choices.make_kernel, ...), with the same batch size over all "
-            "replicas and the weights of the first model."
+            "SamplerCallback(pilot.result.choices.make_kernel, ...), with the same batch size "
+            "over all replicas and the weights of the first model."
         )
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.keras.adaptation.linear_predictions import MARGIN
 from tfp_sgmcmc.keras.adaptation.network_settings import (
     AdaptationConstraints,
@@ -183,29 +182,14 @@ def batch_size(chain: Chain, source: Source) -> int:
     return min(fit_fingerprint.describe_batches(source)["batch_size"] or 32, chain.num_examples)
 
 
-def pilot_of(
-    make_kernel_fn: Any,
-    max_excess_temperature: Any,
-    directory: Any,
-    num_burnin_epochs: int,
-    **others: Any,
-) -> NetworkPilot | None:
-    """Returns the pilot for "auto", or None for a function.
-
-    `others` are arguments that must be None with "auto".
+def make_pilot(
+    bound: float | None, directory: Any, num_burnin_epochs: int, **others: Any
+) -> NetworkPilot:
+    """Returns the pilot of "auto". `others` are arguments that must be None with it.
 
     Raises:
-      ValueError: `make_kernel_fn` is another word, or an argument is incompatible with "auto".
+      ValueError: an argument is incompatible with "auto".
     """
-    bound = max_excess_temperature
-    if bound is not None:
-        bound = checks.positive("max_excess_temperature", bound)
-    if not isinstance(make_kernel_fn, str):
-        return None
-    if make_kernel_fn != "auto":
-        raise ValueError(
-            f'kernel must be "auto" or a function, target -> kernel. Received: {make_kernel_fn!r}.'
-        )
     for name, value in others.items():
         if value is not None:
             raise ValueError(

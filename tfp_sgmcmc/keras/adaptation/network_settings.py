@@ -69,15 +69,10 @@ class NetworkSettings:
     def scale(self) -> list[np.ndarray]:
         return [s.numpy() for s in self._scale]
 
-    @property
-    def arrays(self) -> dict[str, Any]:
-        """The arrays beside `numbers`, for a checkpoint."""
-        return {"scale": self.scale, "directions": self.directions}
-
     def describe(self, chain: Chain, recorder: Recorder) -> None:
         """Records the choices in the run of a chain with this kernel."""
         chain.kernel_description |= {"choices": self.numbers}
-        recorder.also_saved = {"choices": self.arrays}
+        recorder.also_saved = {"choices": {"scale": self.scale, "directions": self.directions}}
         if isinstance(recorder.samples, StoredSampleLog):
             recorder.samples.fingerprint |= chain.kernel_description
 

@@ -213,7 +213,8 @@ class SWAG(keras.callbacks.Callback):
             return
         if not self._variables:
             self._variables = list(self.model.trainable_variables)
-            self._moving = [(v, v.numpy()) for v in _statistics(self.model)]
+            others = self.model.non_trainable_variables
+            self._moving = [(v, v.numpy()) for v in others if internals.is_floating(v)]
         self._check_variables()
         values = [v.numpy() for v in self._variables]
         for variable, value in zip(self._variables, values, strict=True):
@@ -256,10 +257,6 @@ class SWAG(keras.callbacks.Callback):
                     "The model's moving statistics must be those of BatchNormalization, which SWAG "
                     f"can compute for each draw. Received: {variable.path}, which training changes."
                 )
-
-
-def _statistics(model: keras.Model) -> list[keras.Variable]:
-    return [v for v in model.non_trainable_variables if internals.is_floating(v)]
 
 
 class WeightMoments:

@@ -135,7 +135,7 @@ class Chain:
         description = describe_kernel(kernel)
         self._temperature = getattr(kernel, "parameters", {}).get("temperature", 1.0)
         self.kernel_description = {} if self.is_pilot else description
-        self.follows_learning_rate = target.learning_rate_asked is not None
+        self.follows_learning_rate = "learning_rate" in vars(target)  # which the kernel has read
         self._scores, self.uses_noise_covariance = ExampleScores(model, num_groups), False
         self.num_groups = num_groups
         self._recorded: list[keras.Variable] | None = None

@@ -98,10 +98,6 @@ class ChainState:
         """Returns the status as Python integers."""
         return Status(*self._status.numpy().tolist())
 
-    def keep_from(self, step: int) -> None:
-        """Sets the first step whose state may be kept."""
-        self._status.assign(self.status()._replace(first_kept=step))
-
     # Read and written by the compiled step.
 
     def read_status(self) -> Status:
@@ -134,6 +130,7 @@ class ChainState:
         self._results.assign(results)
 
     def write_status(self, status: Status) -> None:
+        """Writes numbers or tensors."""
         self._status.assign(list(status))
 
     # Created when the first batch shows the shapes.

@@ -10,7 +10,6 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc.diagnostics import gradient_noise_share, sampling_threshold
-from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.kernels import SGLD, ModifiedSGLD
 from tfp_sgmcmc.preconditioners import GradientInfo, as_preconditioner
@@ -110,14 +109,7 @@ class NoiseMonitor:
 def noise_monitor(
     every: int | None, threshold: float | None, num_burnin_steps: int
 ) -> NoiseMonitor | None:
-    """Returns the monitor for arguments of `SamplerCallback`, or None.
-
-    Raises:
-      ValueError: a number is out of range.
-    """
-    if threshold is not None:
-        checks.positive("sampling_threshold", threshold)
-    elif every is None:
+    """Returns the monitor for options of `Collect`, or None."""
+    if threshold is None and every is None:
         return None
-    every = _EVERY if every is None else checks.integer("noise_every", every, 1)
-    return NoiseMonitor(every, threshold, num_burnin_steps)
+    return NoiseMonitor(_EVERY if every is None else every, threshold, num_burnin_steps)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.nest import State
+from tfp_sgmcmc.internal.nest import State, num_entries
 from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model.example_scores import count_rows
@@ -193,7 +193,7 @@ def _bound(target: Target, state: State, metric: Any) -> float:
     """
     generator = np.random.RandomState(0)
     vector = [tf.constant(generator.standard_normal(x.shape), x.dtype) for x in state]
-    size = sum(x.shape.num_elements() for x in state)
+    size = num_entries(state)
     norms = [float(tf.linalg.global_norm(vector))]
     for _ in range(2):
         found = target.estimate(state, tf.zeros([2], tf.int32), probe=vector).hessian_product

@@ -249,10 +249,6 @@ def check_samplable(model: keras.Model, **single: Any) -> None:
 
     `single` are options that need a model on a single replica (None if not given).
     """
-    if keras.backend.backend() != "tensorflow":
-        raise ValueError(
-            f"The Keras backend must be tensorflow. Received: {keras.backend.backend()}."
-        )
     internals.check_model(model)
     compiled_loss.check_likelihoods(model)
     replica_context.check_distribution(model, **single)

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.nest import flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import flatten_events, num_entries, unflatten_events
 from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model import internals
@@ -157,7 +157,7 @@ def _centred_gradients(
     batch_size: int,
 ) -> np.ndarray:
     """Returns centred gradients of groups, `[groups, D]`, scaled to have the covariance V."""
-    size = sum(x.shape.num_elements() for x in state)
+    size = num_entries(state)
     most = max(4, min(_GROUPS, _MOST_BYTES // (4 * size)))
     total = source.num_examples or chain.num_examples
     width = max(1, min(batch_size, total // most))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -108,7 +108,8 @@ class IndependentBatches(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         self.was_read = True
-        x, y, sample_weight = self.at(self.rows(index))
+        rows = self.rows(index)
+        x, y, sample_weight = internals.map_arrays(lambda a: a[rows], self.arrays)
         if sample_weight is not None:
             return x, y, sample_weight
         return (x,) if y is None else (x, y)
@@ -118,10 +119,6 @@ class IndependentBatches(keras.utils.PyDataset):
         step = self._first_step + index
         generator, size = np.random.default_rng([*self._words, step]), self.sizes.at(step)
         return generator.choice(self.num_examples, size, replace=False, shuffle=False)
-
-    def at(self, rows: np.ndarray) -> tuple[Any, Any, Any]:
-        """Returns `(x, y, sample_weight)` of some examples."""
-        return internals.map_arrays(lambda a: a[rows], self.arrays)
 
 
 class BatchSizes:
@@ -218,8 +215,7 @@ def training_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[tuple[Any, Any,
     for weights in keras.tree.flatten(nests[2]):
         if weights is not None and not np.all(np.isfinite(tf.cast(weights, tf.float64))):
             raise ValueError("sample_weight must have finite entries. Received: NaN or infinity.")
-    found = [a for a in keras.tree.flatten(nests) if a is not None]
-    return tuple(nests), leading_axis(found)
+    return tuple(nests), leading_axis(internals.array_leaves(nests))
 
 
 class ResidentData(keras.utils.PyDataset):
@@ -434,14 +430,19 @@ class WorkerBatches(internals.DataAdapter):
           num_replicas: R.
         """
         if isinstance(self.data, IndependentBatches):
-            rows = self.data.rows(index)  # only the shares are copied
-            total, take = len(rows), lambda part: self.data.at(rows[part])
+            batch, rows = self.data.arrays, self.data.rows(index)
+            total = len(rows)
         else:
-            batch = keras.utils.unpack_x_y_sample_weight(_tuple(self.data[index]))
-            total = next(len(a) for a in keras.tree.flatten(batch) if a is not None)
-            take = _taker(batch)
-        edges = [total * r // num_replicas for r in range(num_replicas + 1)]
-        return [take(slice(edges[r], edges[r + 1])) for r in replicas], total
+            batch, rows = self.data[index], None
+            batch = tuple(batch) if isinstance(batch, list) else batch
+            batch = keras.utils.unpack_x_y_sample_weight(batch)
+            total = len(internals.array_leaves(batch)[0])
+        shares = []
+        for r in replicas:
+            part: Any = slice(total * r // num_replicas, total * (r + 1) // num_replicas)
+            part = part if rows is None else rows[part]  # only the shares are copied
+            shares.append(internals.map_arrays(lambda a, part=part: np.asarray(a)[part], batch))
+        return shares, total
 
     def spec_of(self, share: Any, num_replicas: int) -> Any:
         """Returns the specification that a share has in common with all others."""
@@ -488,11 +489,3 @@ class BatchIterator(Iterator[Any]):
     def __next__(self) -> tuple[Any, ...]:
         (whole,), _ = self.shares([0], 1)
         return keras.utils.pack_x_y_sample_weight(*internals.map_arrays(tf.constant, whole))
-
-
-def _tuple(batch: Any) -> Any:
-    return tuple(batch) if isinstance(batch, list) else batch
-
-
-def _taker(batch: tuple[Any, Any, Any]) -> Callable[[slice], tuple[Any, Any, Any]]:
-    return lambda part: internals.map_arrays(lambda a: np.asarray(a)[part], batch)

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from tfp_sgmcmc.keras.data.fit_batches import BatchIterator
-from tfp_sgmcmc.keras.model import replica_context
+from tfp_sgmcmc.keras.model import internals, replica_context
 
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
@@ -100,8 +100,7 @@ def _batch_spec(model: keras.Model, iterator: Any) -> Any:
     spec = keras.tree.map_structure(
         lambda s: None if isinstance(s, tf.OptionalSpec) else s, iterator.element_spec
     )
-    leaves = [s for s in keras.tree.flatten(spec) if s is not None]
-    return spec if all(isinstance(s, tf.TensorSpec) for s in leaves) else None
+    return spec if all(isinstance(s, tf.TensorSpec) for s in internals.array_leaves(spec)) else None
 
 
 def check_callbacks(

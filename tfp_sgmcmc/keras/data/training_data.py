@@ -33,7 +33,7 @@ from tfp_sgmcmc.keras.data.fit_batches import (
     ResidentData,
     WorkerBatches,
 )
-from tfp_sgmcmc.keras.model.internals import map_arrays
+from tfp_sgmcmc.keras.model.internals import array_leaves, map_arrays
 
 # A data set of `tf.data` made of these gives each row of its tensors once.
 _NUMBERS = ("_batch_size", "_buffer_size", "_count")  # of such a data set
@@ -81,12 +81,6 @@ class Source(NamedTuple):
     count: Callable[[], int | None] | None = None
     count_batches: Callable[[], int] | None = None
     passes: Callable[[], Iterator[Any]] | None = None
-
-    def count_examples(self) -> int | None:
-        """Returns N, for which batches may be read; None if it is unknown."""
-        if self.num_examples is not None or self.count is None:
-            return self.num_examples
-        return self.count()
 
     @property
     def is_whole(self) -> bool:
@@ -155,7 +149,7 @@ def source_of(x: Any, y: Any, batch_size: int, steps_per_epoch: int | None) -> S
         found = Source("a generator")
     else:
         arrays = map_arrays(np.asarray, (x, y, None))
-        rows = _first(arrays).shape[0]
+        rows = array_leaves(arrays)[0].shape[0]
         found = Source(
             "arrays", rows, batch_size, -(-rows // batch_size), arrays,
             passes=functools.partial(_pass_over_arrays, arrays, rows),
@@ -195,7 +189,7 @@ def _names_of_fit(model: keras.Model) -> dict[str, Any]:
 def _of_adapter(adapter: Any) -> Source:
     if isinstance(getattr(adapter, "_inputs", None), tuple):
         arrays = _unpacked(adapter._inputs)
-        rows = _first(arrays).shape[0]
+        rows = array_leaves(arrays)[0].shape[0]
         size = adapter._batch_size
         order = {"shuffle": bool(adapter._shuffle)}
         passes = functools.partial(_pass_over_arrays, arrays, rows)
@@ -250,7 +244,7 @@ def _of_py_dataset(
         if not number:
             return None
         last = take() if number == 1 else _unpacked(standardized(dataset[number - 1]))
-        return (number - 1) * _first(take()).shape[0] + _first(last).shape[0]
+        return (number - 1) * array_leaves(take())[0].shape[0] + array_leaves(last)[0].shape[0]
 
     kind, number = f"a PyDataset, {type(dataset).__name__}", dataset.num_batches
 
@@ -305,7 +299,7 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
 
     @functools.cache
     def all_sizes() -> list[int]:
-        return [int(tf.shape(_first(_unpacked(batch)))[0]) for batch in dataset]
+        return [int(tf.shape(array_leaves(_unpacked(batch))[0])[0]) for batch in dataset]
 
     def count() -> int | None:
         if is_uncounted:
@@ -314,7 +308,7 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
         if number < 1 or repeats:
             return None
         sizes = [
-            int(tf.shape(_first(batch))[0])
+            int(tf.shape(array_leaves(batch)[0])[0])
             for part in (dataset.take(1), dataset.skip(number - 1))
             for batch in part
         ]
@@ -357,7 +351,3 @@ def _taken(array: Any, rows: np.ndarray) -> Any:
 def _floatx(array: Any) -> tf.Tensor:
     array = tf.convert_to_tensor(array)
     return tf.cast(array, keras.config.floatx()) if array.dtype.is_floating else array
-
-
-def _first(nest: Any) -> Any:
-    return next(a for a in keras.tree.flatten(nest) if a is not None)

@@ -331,10 +331,10 @@ def _in_groups(x: tf.Tensor, rows: Any, width: Any) -> tf.Tensor:
 
 def count_rows(batch: Any) -> Any:
     """Returns the leading axis of a nest of arrays: an integer if it is known, else a tensor."""
-    first = next(leaf for leaf in keras.tree.flatten(batch) if leaf is not None)
+    first = internals.array_leaves(batch)[0]
     return first.shape[0] or tf.shape(first)[0]
 
 
 def known_rows(batch: Any) -> int | None:
     """Returns the leading axis of a nest of arrays or specifications, or None if it is unknown."""
-    return next(leaf for leaf in keras.tree.flatten(batch) if leaf is not None).shape[0] or None
+    return internals.array_leaves(batch)[0].shape[0] or None

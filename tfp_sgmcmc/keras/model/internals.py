@@ -215,6 +215,11 @@ def map_arrays(fn: Callable[[Any], Any], nest: Any) -> Any:
     return keras.tree.map_structure(lambda a: None if a is None else fn(a), nest)
 
 
+def array_leaves(nest: Any) -> list[Any]:
+    """Returns the leaves of a nest, except those that are None."""
+    return [a for a in keras.tree.flatten(nest) if a is not None]
+
+
 def changed_by_call(model: keras.Model, x: Any) -> list[keras.Variable]:
     """Returns the variables that a forward pass in training assigns; only shapes of `x` matter."""
     changed: list[keras.Variable] = []

@@ -20,7 +20,6 @@ ObservationModel = Callable[[Any], tfp.distributions.Distribution]
 
 _DISCRETE = (tfd.Poisson, tfd.NegativeBinomial, tfd.Binomial, tfd.BetaBinomial, tfd.Geometric,
              tfd.Zipf)  # fmt: skip
-_NORMAL = (tfd.Normal, tfd.MultivariateNormalLinearOperator)
 
 
 @keras.saving.register_keras_serializable("tfp_sgmcmc")

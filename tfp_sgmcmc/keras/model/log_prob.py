@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -224,7 +225,6 @@ class ModelLogProb(Target):
         self.batch = batch
         accepts("log_prior_fn", function("log_prior_fn", log_prior_fn, "values -> log prior"), [])
         self._model, self._log_prior_fn, self._others = model, log_prior_fn, list(others)
-        self._learning_rate: LearningRate | None = None
         self._scores = ExampleScores(model) if scores is None else scores
         size = sum(math.prod(v.shape) for v in model.trainable_variables)
         self.default_covariance = "full" if size <= _MOST_FULL else "diag"
@@ -242,21 +242,14 @@ class ModelLogProb(Target):
         rows = self._rows_of_chains
         return self.num_examples if rows is None or self.num_chains is None else rows.num_seen
 
-    @property
+    @functools.cached_property
     def learning_rate(self) -> LearningRate:
         """The learning rate of the model's optimizer, as a step size: `LearningRate(model)`.
 
         `lambda target: SGLD(target, step_size=target.learning_rate)` lets the schedule of the
         compiled optimizer, `LearningRateScheduler` or `ReduceLROnPlateau` set the sampler's steps.
         """
-        if self._learning_rate is None:
-            self._learning_rate = LearningRate(self._model)
-        return self._learning_rate
-
-    @property
-    def learning_rate_asked(self) -> LearningRate | None:
-        """The value that `learning_rate` has returned; None if it was never read."""
-        return self._learning_rate
+        return LearningRate(self._model)
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         """Raises NotImplementedError, since `fit` shows one batch at a time."""

@@ -132,9 +132,10 @@ class PosteriorAverage(keras.layers.Layer):
         del input_shape, config
         check_mode(mode)
         for i, axes in self._narrow().items():
-            scale = scale_shape(self._shape(i), axes)
-            self._add(f"value_{i}", self._shape(i), MODE)
-            self._add(f"scale_{i}", scale, scale_dtype(self._dtypes()[i]))
+            shape = self._shape(i)
+            scales = tuple(1 if axis in axes else size for axis, size in enumerate(shape))
+            self._add(f"value_{i}", shape, MODE)
+            self._add(f"scale_{i}", scales, scale_dtype(self._dtypes()[i]))
         self._is_quantized = True  # as Keras' layers do
 
     def quantize(self, mode: Any = None, type_check: bool = True, config: Any = None) -> None:
@@ -199,7 +200,9 @@ class PosteriorAverage(keras.layers.Layer):
 
             scale = getattr(self, f"scale_{i}", None)
             value = taken(self._value(i))
-            values.append(value if scale is None else dequantize(value, taken(scale)))
+            if scale is not None:
+                value = tf.cast(value, scale.dtype) / taken(scale)
+            values.append(value)
         return values
 
     def set_samples(self, values: list[Any], shares: np.ndarray) -> None:
@@ -316,11 +319,6 @@ def axes_of_scale(shape: tuple[int, ...], dtype: str, is_stacked: bool) -> tuple
     return axes if is_worth_it and dtype in _FLOATS else None
 
 
-def scale_shape(shape: tuple[int, ...], axes: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of the scales of a variable."""
-    return tuple(1 if axis in axes else size for axis, size in enumerate(shape))
-
-
 def scale_dtype(dtype: str) -> str:
     """Returns the dtype of the scales, which half precision could not hold."""
     return "float64" if dtype == "float64" else "float32"
@@ -340,11 +338,6 @@ def quantize(variable: keras.Variable, axes: tuple[int, ...], config: Any) -> tu
     quantizer = getattr(config, "weight_quantizer", None) or keras.quantizers.AbsMaxQuantizer()
     values = keras.ops.cast(variable, scale_dtype(variable.dtype))
     return quantizer(values, axis=axes, to_numpy=True)
-
-
-def dequantize(quantized: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
-    """Returns the weights that integers and scales represent."""
-    return tf.cast(quantized, scale.dtype) / scale
 
 
 def check_mode(mode: Any) -> None:

@@ -61,12 +61,8 @@ class Mixture:
         """
         if not self._has_cdf:
             draws, weights = self._draws(0)
-            weights = _like(weights, draws)
-            found = [
-                np.quantile(draws, p, axis=0, weights=weights, method="inverted_cdf")
-                for p in levels
-            ]
-            return np.stack(found)
+            weights = np.broadcast_to(weights.reshape(-1, *[1] * len(self.shape)), draws.shape)
+            return np.quantile(draws, levels, axis=0, weights=weights, method="inverted_cdf")
         entries = self._size * math.prod(self.shape)
         at_once = max(1, _MOST_ENTRIES // entries)
         column = np.reshape(levels, [-1, *[1] * len(self.shape)])
@@ -222,7 +218,3 @@ def _mean_distance(one: np.ndarray, other: np.ndarray, weights: np.ndarray) -> n
 
 def _average(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return np.tensordot(weights, values, axes=1)
-
-
-def _like(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
-    return np.broadcast_to(weights.reshape(-1, *[1] * (values.ndim - 1)), values.shape)

@@ -17,7 +17,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.layer_calls import random_rows
-from tfp_sgmcmc.keras.posterior.batches import check_arrays, checked_inputs
+from tfp_sgmcmc.keras.posterior.batches import checked_inputs
 from tfp_sgmcmc.keras.posterior.evaluate import Evaluation
 
 if TYPE_CHECKING:
@@ -192,7 +192,6 @@ def distil(
     checks.integer("epochs", epochs, 1)
     checks.integer("batch_size", batch_size, 1)
     checked_inputs(model, x)
-    check_arrays("x", x)
     seed = random.as_seed(random.fresh_seed() if seed is None else seed)
     student = _student(posterior)
     # Draws of the predictive in each epoch, whose mean loss is the crossentropy with it.

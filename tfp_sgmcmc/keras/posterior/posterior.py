@@ -572,7 +572,7 @@ class Posterior:
         """Returns a row for each variable; summary() has single weights."""
         chains = "" if self.num_chains is None else f" of each of {self.num_chains} chains"
         rows = [
-            (v.path, "x".join(map(str, v.shape)) or "scalar", "" if v.trainable else "no")
+            (v.path, "x".join(map(str, v.shape)) or "scalar", "yes" if v.trainable else "no")
             for v in self.variables[:_SHOWN]
         ]
         rest = len(self.variables) - len(rows)
@@ -580,17 +580,12 @@ class Posterior:
         notes = [f"{rest} more variables."] if rest else []
         if self.weights is not None:
             notes.append("The samples are weighted by their step sizes.")
-        return Table(
+        notes.append("summary() shows single weights, worst mixed first.")
+        title = (
             f"Posterior of model {self.model.name!r}: {len(self):,} samples{chains}, "
-            f"{size:,} numbers each",
-            ("variable", "shape", "trained"),
-            [(name, shape, trained or "yes") for name, shape, trained in rows],
-            [
-                note
-                for note in [*notes, "summary() shows single weights, worst mixed first."]
-                if note
-            ],
+            f"{size:,} numbers each"
         )
+        return Table(title, ("variable", "shape", "trained"), rows, notes)
 
     def __copy__(self) -> Posterior:
         other = object.__new__(type(self))
@@ -656,18 +651,14 @@ class Posterior:
         """
         pairs = zip(self.variables, self.samples, strict=True)
         trained = [(v.path, s) for v, s in pairs if v.trainable]
-        arrays = {path.replace("/", "."): self._with_chains(s) for path, s in trained}
+        with_chains = self._arrays().with_chains
+        arrays = {path.replace("/", "."): with_chains(s) for path, s in trained}
         if len(arrays) < len(trained):
             raise ValueError(
                 "Several variables share a path. Give their layers names that differ. Received: "
                 f"{', '.join(path for path, _ in trained)}."
             )
         return arrays
-
-    def _with_chains(self, values: Any) -> np.ndarray:
-        """Returns arrays `[samples, chains, ...]`, with one chain if there is no such axis."""
-        values = np.asarray(values[:])
-        return values[:, np.newaxis] if self.num_chains is None else values
 
     def to_inference_data(self, log_likelihood: np.ndarray | None = None) -> Any:
         """Returns the groups of this posterior, with dimensions chain and draw, for ArviZ.
@@ -700,7 +691,7 @@ class Posterior:
         arrays = {name: np.swapaxes(x, 0, 1) for name, x in self.named_draws().items()}
         groups = {"posterior": as_dataset(arrays)}
         if log_likelihood is not None:
-            by_example = np.swapaxes(self._with_chains(log_likelihood), 0, 1)
+            by_example = np.swapaxes(self._arrays().with_chains(log_likelihood), 0, 1)
             groups["log_likelihood"] = as_dataset({"y": by_example})
         if self.weights is not None:
             weight = np.broadcast_to(self.weights, [self.num_chains or 1, len(self)])

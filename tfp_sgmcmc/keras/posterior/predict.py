@@ -196,12 +196,16 @@ class Predictor:
             information[place] = np.maximum(entropies[place] - of_sample, 0)
         of_levels = sample_loops.joined(quantiles, axis=1) if quantiles else [None] * len(means)
         numbers = zip(self._numbers(mean), means, spreads, noises, of_levels, strict=True)
+        predictive = {
+            place: Predictive(m, np.sqrt(noise + spread), np.sqrt(noise), np.sqrt(spread), q)
+            for place, m, spread, noise, q in numbers
+        }
         return PosteriorPrediction(
             mean,
             keras.tree.map_structure(np.sqrt, variance),
             compiled_loss.at_places(mean, entropies),
             compiled_loss.at_places(mean, information),
-            compiled_loss.at_places(mean, {i: _predictive(*parts) for i, *parts in numbers}),
+            compiled_loss.at_places(mean, predictive),
         )
 
     def _quantiles(
@@ -311,10 +315,6 @@ def _moments_of(observed: Any) -> tuple[tf.Tensor, tf.Tensor]:
         shape = tf.concat([observed.batch_shape_tensor(), observed.event_shape_tensor()], axis=0)
         found = (tf.fill(shape, tf.constant(np.nan, observed.dtype)),) * 2
     return found
-
-
-def _predictive(mean: Any, spread: Any, noise: Any, quantiles: Any) -> Predictive:
-    return Predictive(mean, np.sqrt(noise + spread), np.sqrt(noise), np.sqrt(spread), quantiles)
 
 
 def entropy(probabilities: tf.Tensor, axis: int | None) -> tf.Tensor:

@@ -47,6 +47,11 @@ class SampleArrays(NamedTuple):
         """Returns values of all samples, `[S, ...]`, without the axis of chains."""
         return values if self.num_chains is None else values.reshape(-1, *values.shape[2:])
 
+    def with_chains(self, values: Any) -> np.ndarray:
+        """Returns values `[samples, chains, ...]`, with one chain if there is no such axis."""
+        values = np.asarray(values[:])
+        return values[:, np.newaxis] if self.num_chains is None else values
+
     def shares(self) -> np.ndarray:
         """Returns the weights of all samples, `[S]`, which add up to 1."""
         weights = self._flat_weights()
@@ -317,13 +322,10 @@ def concatenated(posteriors: Any, kind: type) -> tuple[Any, ...]:
                 f"{first.temperature} at place 0, and {part.temperature} at place {number}."
             )
 
-    def by_chain(part: Any, values: Any) -> np.ndarray:
-        values = np.asarray(values[:])
-        return values[:, np.newaxis] if part.num_chains is None else values
-
+    parts = [SampleArrays(p.samples, p.num_chains, None) for p in posteriors]
     samples = [
-        np.concatenate([by_chain(p, x) for p, x in zip(posteriors, arrays, strict=True)], axis=1)
-        for arrays in zip(*(p.samples for p in posteriors), strict=True)
+        np.concatenate([part.with_chains(part.arrays[i]) for part in parts], axis=1)
+        for i in range(len(first.samples))
     ]
     num_chains = sum(p.num_chains or 1 for p in posteriors)
     return (

@@ -65,8 +65,10 @@ def averaged(
     """
     start = 0
     if averages is None:
-        first = evaluate(0)
-        start, averages = 1, _updated(_of_no_sample(first), first, shares[0])
+        first, start = evaluate(0), 1
+        values, others, logs = tf.nest.map_structure(tf.zeros_like, [*first])
+        lowest = tf.nest.map_structure(lambda x: x + x.dtype.min, logs)
+        averages = _updated(Averages(values, values, others, lowest, logs), first, shares[0])
 
     def add(i: tf.Tensor, averages: Averages) -> tuple[tf.Tensor, Averages]:
         return i + 1, _updated(averages, evaluate(i), shares[i])
@@ -91,12 +93,6 @@ def averaged_at_once(terms: Terms, shares: tf.Tensor) -> Averages:
     means = mean(terms.values)
     squares = tf.nest.map_structure(lambda x, m: (x - m) ** 2, terms.values, means)
     return Averages(means, mean(squares), mean(terms.others), (), ())
-
-
-def _of_no_sample(terms: Terms) -> Averages:
-    values, others, logs = tf.nest.map_structure(tf.zeros_like, [*terms])
-    lowest = tf.nest.map_structure(lambda x: x + x.dtype.min, logs)
-    return Averages(values, values, others, lowest, logs)
 
 
 def _updated(old: Averages, new: Terms, share: tf.Tensor) -> Averages:

@@ -58,7 +58,7 @@ class Checksums:
     def _of(self, name: str, nest: Any) -> str | None:
         if nest is None:
             return None
-        leaves = [x for x in keras.tree.flatten(nest) if x is not None]
+        leaves = internals.array_leaves(nest)
         before, found = self._known.get(name, ([], ""))
         if len(before) != len(leaves) or any(
             seen() is not x for seen, x in zip(before, leaves, strict=True)

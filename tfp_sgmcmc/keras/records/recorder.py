@@ -155,7 +155,7 @@ class Recorder:
         self._rows_before = status.num_rows
         if self._num_burnin_epochs and self._progress.total_epochs == self._num_burnin_epochs:
             first = max(status.num_steps, self._collection.num_burnin_steps)
-            self.chain.state.keep_from(first)
+            self.chain.state.write_status(status._replace(first_kept=first))
         return status.num_steps
 
     def end_epoch(self, epoch: int, is_whole: bool) -> None:

@@ -29,7 +29,7 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
 )
 from tfp_sgmcmc.targets.linear_model_scores import LinearRemainders, QuadraticDirections
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
-from tfp_sgmcmc.targets.scores import mapped_scores
+from tfp_sgmcmc.targets.scores import expansion_remainders, mapped_scores
 from tfp_sgmcmc.targets.sharded import ShardedLogProb
 
 
@@ -254,32 +254,15 @@ class SecondOrder:
     def of_examples(self, states: State, rows: Any, size: int) -> tf.Tensor:
         """Returns the remainders of `size` examples at each of K states, `[K, size, D]`."""
         directions = self._directions(states, 1)
-        offset, kept = directions.offset, directions.kept
-        base, shape = self._target.parts[0], [offset.shape[0], size]  # only for its functions
+        offset, base = directions.offset, self._target.parts[0]  # only for its functions
         if self._linear or base.shared_batch:  # a likelihood for a batch that all chains share
             batch = (rows, tf.ones([size], offset.dtype))
             if self._linear:
                 batch += (base.linear_predictor(self._anchor.state, rows),)
             return self._of_groups(base, states, directions, batch, size, 1, 0).slopes
-        # A chain for each example is a hundred times faster than a map of gradients.
-        batch = tf.nest.map_structure(
-            lambda x: tf.broadcast_to(x[:, tf.newaxis], [*shape, 1, *x.shape[1:]]), rows
-        )
-
-        def derivatives(flat: tf.Tensor, probe: State = None) -> tuple[Any, State, State]:
-            flat = tf.broadcast_to(flat[..., tf.newaxis, :], [*shape, flat.shape[-1]])
-            return value_and_gradient(
-                lambda s: base.log_likelihood(s, batch, 1, shape)[..., 0],
-                self._parts(flat),
-                probe,
-                connected=False,
-            )
-
-        along = self._parts(tf.broadcast_to(kept[:, tf.newaxis], [*shape, kept.shape[-1]]))
-        slopes = derivatives(flatten_events(states, 1))[1]
-        at_center = derivatives(tf.zeros_like(offset) + self._center, along)[1:]
-        slopes, slopes_there, bends = (flatten_events(x, 2) for x in (slopes, *at_center))
-        return slopes - slopes_there - bends
+        center = tf.zeros_like(offset) + self._center
+        given = flatten_events(states, 1), center, directions.kept
+        return expansion_remainders(base, self._anchor.state, rows, size, *given)
 
 
 def _inner(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:

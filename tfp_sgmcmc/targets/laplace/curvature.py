@@ -15,6 +15,8 @@ from tfp_sgmcmc.internal.nest import (
     State,
     convert_state,
     flatten_events,
+    num_entries,
+    one_chain,
     part_names,
     unflatten_events,
 )
@@ -106,8 +108,7 @@ def largest_curvature(
         here = one_chain(state, chains, chain)
 
         def as_state(v: np.ndarray, here: State = here) -> State:
-            flat = tf.constant(v, tf.nest.flatten(here)[0].dtype, [1] * ndims + [len(v)])
-            return unflatten_events(flat, here, ndims)
+            return unflatten_events(v.reshape([1] * ndims + [-1]), here, ndims)
 
         def as_vector(nest: State) -> np.ndarray:
             return flatten_events(nest, ndims).numpy().ravel().astype(np.float64)
@@ -123,8 +124,8 @@ def largest_curvature(
             )
             return as_vector(one_chain(_checked_product(metric(vector), state), chains, chain))
 
-        size = sum(x.shape.num_elements() for x in tf.nest.flatten(here))
-        start = np.random.default_rng(seed.numpy().view(np.uint32)).standard_normal(size)
+        rng = np.random.default_rng(seed.numpy().view(np.uint32))
+        start = rng.standard_normal(num_entries(here))
         largest = max(largest, largest_eigenvalue(curve, weigh, start, num_iterations))
     return largest
 
@@ -194,12 +195,6 @@ def _product_of_estimate(target: Target, seed: tf.Tensor, target_state: Any) -> 
         return target.estimate(theta, seed, target_state, probe=v).hessian_product
 
     return tf.function(product, autograph=False)
-
-
-def one_chain(state: State, chains: tuple[int, ...], chain: int) -> State:
-    """Returns the state of one chain, with chain dimensions of size one."""
-    at = tuple(slice(i, i + 1) for i in np.unravel_index(chain, chains)) if chains else ()
-    return tf.nest.map_structure(lambda x: x[at] if at else x, state)
 
 
 def _checked_product(product: State, state: State) -> State:

@@ -77,7 +77,7 @@ def to_state(whitening: tfb.Chain, bijector: Any) -> tfb.Bijector:
 class LowRankScale(tfb.Bijector):
     """The bijector that multiplies vectors by the L of a `LowRankHessian`."""
 
-    def __init__(self, quadratic: LowRankHessian, name: str = "low_rank_scale"):
+    def __init__(self, quadratic: LowRankHessian):
         parameters = dict(locals())
         self._quadratic = quadratic
         super().__init__(
@@ -85,7 +85,7 @@ class LowRankScale(tfb.Bijector):
             is_constant_jacobian=True,
             dtype=quadratic.diagonal.dtype,
             parameters=parameters,
-            name=name,
+            name="low_rank_scale",
         )
         self._log_det = quadratic.log_det_root()
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import State, flatten_events, num_entries, unflatten_events
 from tfp_sgmcmc.targets.base import ExpansionError
 from tfp_sgmcmc.targets.laplace.curvature import lanczos, posterior_product
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
@@ -185,7 +185,7 @@ def _eigenpairs(
     scale = diagonal**-0.5
 
     def product(v: np.ndarray) -> np.ndarray:
-        along = unflatten_events(tf.constant(scale * v, dtype), center, 0)
+        along = unflatten_events(scale * v, center, 0)
         found = flatten_events(multiply(center, along), 0).numpy().astype(np.float64)
         return -scale * found - v
 
@@ -242,7 +242,7 @@ def _diagonal(product: Callable[[np.ndarray], np.ndarray], signs: np.ndarray) ->
 
 def _squared_scores(target: MinibatchLogProb, center: State) -> np.ndarray:
     """Returns the sum of the examples' squared scores, `[D]`, from 16,384 of them at most."""
-    total, dim = target.num_examples, flatten_events(center, 0).shape[0]
+    total, dim = target.num_examples, num_entries(center)
     used = min(total, _MOST_EXAMPLES)
     drawn = random.permuted_indices(random.as_seed(0), tf.range(used), total)
     size = max(1, min(used, target.chunk_size, 2**24 // dim))

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import one_of
-from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import State, flatten_events, num_entries, unflatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import ExpansionError, kept_program, value_and_gradient
 from tfp_sgmcmc.targets.laplace.low_rank_hessian import (
@@ -58,7 +58,7 @@ def rank_one_hessian(
     `agrees`.
     """
     dtype = tf.nest.flatten(like)[0].dtype
-    dim, num_rows = flatten_events(like, 0).shape[0], target.num_examples
+    dim, num_rows = num_entries(like), target.num_examples
     size = min(num_rows, max(1, _CHUNK // dim))
     v = np.random.default_rng(0).standard_normal(dim)
 
@@ -70,7 +70,7 @@ def rank_one_hessian(
             size,
             0,
             0,
-            probe=unflatten_events(tf.constant(v, dtype), like, 0),
+            probe=unflatten_events(v, like, 0),
         )
         t = flatten_events(product, 1)
         along = tf.linalg.matvec(t, tf.constant(v, dtype))
@@ -90,20 +90,17 @@ def rank_one_hessian(
     return gradient_and_hessian
 
 
-def agrees(
-    hessian: np.ndarray, products: Callable[[np.ndarray], np.ndarray], seed: int = 0
-) -> bool:
+def agrees(hessian: np.ndarray, products: Callable[[np.ndarray], np.ndarray]) -> bool:
     """Returns whether products with random vectors are those of `hessian`, `[D, D]`.
 
     Args:
       hessian: what is doubted.
       products: returns the Hessian times vectors, both `[K, D]`.
-      seed: seed of the vectors.
     """
     scale = np.sqrt(np.abs(np.diag(hessian)))
     if not (np.isfinite(hessian).all() and (scale > 0).all()):
         return False
-    probes = np.random.default_rng(seed).standard_normal([_NUM_PROBES, len(scale)]) / scale
+    probes = np.random.default_rng(0).standard_normal([_NUM_PROBES, len(scale)]) / scale
     error = (products(probes) - probes @ hessian) / scale
     return bool((np.abs(error) <= _MOST_ERROR * (1 + np.abs(probes @ hessian / scale))).all())
 
@@ -225,7 +222,7 @@ class HessianFunction:
     def __init__(self, target: MinibatchLogProb, like: State):
         self._target, self._like = target, like
         self._dtype = tf.nest.flatten(like)[0].dtype
-        self._dim = flatten_events(like, 0).shape[0]
+        self._dim = num_entries(like)
         work = target.num_examples * self._dim**2
         # Other targets have rows elsewhere, or sums of their own.
         self._has_predictor = type(target) is MinibatchLogProb and work >= LEAST_WORK

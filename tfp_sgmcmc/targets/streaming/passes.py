@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import accepts, function, integer
 from tfp_sgmcmc.internal.extras import check_executor, make_call, pack_call, submit_call
-from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.targets.data import assert_finite_rows, form_of
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums, map_blocks, sum_blocks
@@ -216,12 +216,6 @@ def joined(parts: list[Any]) -> Any:
 
 def as_arrays(state: State) -> State:
     return tf.nest.map_structure(lambda x: x.numpy(), state)
-
-
-def as_state(theta: np.ndarray, like: State) -> State:
-    """Returns a flat state, `[D]`, in the structure of `like`."""
-    dtype = tf.nest.flatten(like)[0].dtype
-    return unflatten_events(tf.constant(theta, dtype), like, 0)
 
 
 class StreamParts:

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.internal.nest import State, convert_state, flatten_events
+from tfp_sgmcmc.internal.nest import State, convert_state, flatten_events, num_entries
 from tfp_sgmcmc.storage import npz
 from tfp_sgmcmc.targets.base import ExpansionError
 from tfp_sgmcmc.targets.data import form_of
@@ -352,7 +352,7 @@ def load(
         passes = tuple(Pass(*p) for p in header["passes"])
         report = PoolReport(header["num_examples"], len(weights), passes, *header["errors"])
     state = convert_state(initial_state, initial=True, called="initial_state")
-    dim = sum(x.shape.num_elements() for x in tf.nest.flatten(state))
+    dim = num_entries(state)
     if dim != correction.center.shape[0]:
         raise ValueError(
             f"initial_state must have {correction.center.shape[0]} entries, as in the run of "

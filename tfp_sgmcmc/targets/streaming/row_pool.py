@@ -15,7 +15,13 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import boolean
-from tfp_sgmcmc.internal.nest import State, convert_state, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import (
+    State,
+    convert_state,
+    flatten_events,
+    num_entries,
+    unflatten_events,
+)
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import ExpansionError, kept_program, value_and_gradient
 from tfp_sgmcmc.targets.laplace.mode import check_single_state, find_center
@@ -32,7 +38,6 @@ from tfp_sgmcmc.targets.streaming.passes import (
     StreamParts,
     SumGradients,
     as_arrays,
-    as_state,
     joined,
 )
 from tfp_sgmcmc.targets.streaming.pooled import (
@@ -229,8 +234,16 @@ def draw_pool(
     row_bytes = max(1, model.row_bytes)
     if total * row_bytes <= first.memory:
         found, read = parts.run(ReadRows((*parts.sizes,), row_seed))
-        return _in_memory(first, joined(found)), PoolReport(total, read.num_rows, (read,))
-    dim = flatten_events(state, 0).shape[0]
+        rows = joined(found)
+        loaded = MinibatchLogProb(
+            model._log_prior_fn,
+            model._log_likelihood_fn,
+            rows,
+            min(first.batch_size, len(tf.nest.flatten(rows)[0])),
+            bijector=model.bijector,
+        )
+        return loaded, PoolReport(total, read.num_rows, (read,))
+    dim = num_entries(state)
     if dim > MOST_DIMENSIONS:
         raise ValueError(
             f"target must have at most {MOST_DIMENSIONS} parameters if its data do not fit into "
@@ -245,13 +258,14 @@ def draw_pool(
     derivatives = BlockDerivatives(model, state, first.block_rows, True, jit_compile)
     theta, precision = pilot_mode(model, rows, total, state, derivatives)
     factor = _factor(precision)
-    start = as_state(theta, state)
+    start = unflatten_events(theta, state, 0)
     found, done = parts.run(SumGradients(as_arrays(start), jit_compile))
     passes.append(done)
-    step = factor @ (factor.T @ with_prior(model, _total(found), theta, state).gradient)
+    sums = functools.reduce(Sums.plus, found)
+    step = factor @ (factor.T @ with_prior(model, sums, theta, state).gradient)
     for _ in range(_MOST_POOLS):
         drawn = found = None  # which frees their memory
-        center = as_state(theta + step, state)
+        center = unflatten_events(theta + step, state, 0)
         remainders = RowRemainders(model, center, factor, draw_seed, jit_compile)
         moments = moments_of(remainders, rows)
         probabilities = keeping_probabilities(moments, total, most_rows)
@@ -269,7 +283,7 @@ def draw_pool(
         drawn = DrawnRows(
             joined([x.rows for x in found]),
             np.concatenate([x.probabilities for x in found]),
-            _total([x.sums for x in found]),
+            functools.reduce(Sums.plus, [x.sums for x in found]),
         )
         theta = flatten_events(center, 0).numpy().astype(np.float64)
         exact = with_prior(model, drawn.sums, theta, state)
@@ -290,7 +304,8 @@ def draw_pool(
     lacking = drawn.sums.plus(sums_in_memory(kept, weights.numpy(), theta, derivatives).times(-1.0))
     radius = fading_radius(lacking.gradient, factor)
     numbers = lacking.log_likelihood, lacking.gradient, lacking.hessian, precision, radius
-    correction = Correction(*(tf.constant(x, _dtype(state)) for x in (theta, *numbers)))
+    dtype = tf.nest.flatten(state)[0].dtype
+    correction = Correction(*(tf.constant(x, dtype) for x in (theta, *numbers)))
     distance = float(np.linalg.norm(offset))
     report = PoolReport(total, pool.num_examples, tuple(passes), *errors, distance)
     return pool.corrected(correction), report
@@ -301,21 +316,6 @@ def _shares(count: int, sizes: list[int], seed: tuple[int, ...]) -> tuple[int, .
     shares = np.array(sizes) / sum(sizes)
     drawn = np.random.default_rng(seed).multinomial(count, shares)
     return tuple(np.minimum(drawn, sizes).tolist())
-
-
-def _total(sums: list[Sums]) -> Sums:
-    return functools.reduce(Sums.plus, sums)
-
-
-def _in_memory(target: StreamedLogProb, rows: Any) -> MinibatchLogProb:
-    model = target.of_one_batch
-    return MinibatchLogProb(
-        model._log_prior_fn,
-        model._log_likelihood_fn,
-        rows,
-        min(target.batch_size, len(tf.nest.flatten(rows)[0])),
-        bijector=model.bijector,
-    )
 
 
 def _factor(precision: np.ndarray) -> np.ndarray:
@@ -353,7 +353,3 @@ def _check_rows_of_chains(model: MinibatchLogProb, center: State, rows: Any) -> 
             f"[2, {few}, ...], what it returns for one. Received: {found.numpy()}, not "
             f"{expected.numpy()}."
         )
-
-
-def _dtype(state: State) -> tf.DType:
-    return tf.nest.flatten(state)[0].dtype

@@ -12,10 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import State, flatten_events, num_entries, unflatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.scores import expansion_remainders
 
 NUM_PAIRS = 4  # of draws, each with its mirror image
 
@@ -119,8 +120,7 @@ class LinearBlocks:
         linear = self._model.linear_model
         if linear is not None and self._model.bijector is None:
             return linear.features(rows), 0.0
-        dim = sum(x.shape.num_elements() for x in tf.nest.flatten(self._like))
-        dtype = tf.nest.flatten(self._like)[0].dtype
+        dim, dtype = num_entries(self._like), tf.nest.flatten(self._like)[0].dtype
         at_zero = unflatten_events(tf.zeros([dim], dtype), self._like, 0)
         at_units = unflatten_events(tf.eye(dim, dtype=dtype), self._like, 0)
         origin = self._model.linear_predictor(at_zero, rows)
@@ -246,31 +246,10 @@ class _BlockRemainders:
 
     def _slopes(self, at: Draws, rows: Any) -> tf.Tensor:
         """Returns remainders of whitened gradients at each draw, `[K, n, D]`."""
-        count = tf.nest.flatten(rows)[0].shape[0]
-        shape = [at.z.shape[0], count]
-        # A chain for each row, because that is much faster than a map of gradients.
-        batch = tf.nest.map_structure(
-            lambda x: tf.broadcast_to(x[:, tf.newaxis], [*shape, 1, *x.shape[1:]]), rows
-        )
-
-        def slopes(flat: tf.Tensor, probe: Any = None) -> Any:
-            flat = tf.broadcast_to(flat, [*shape, flat.shape[-1]])
-            found = value_and_gradient(
-                lambda s: self._model.log_likelihood(s, batch, 1, shape)[..., 0],
-                self._state(flat),
-                probe,
-                connected=False,
-            )
-            return [flatten_events(x, 2) for x in found[1 : 2 if probe is None else 3]]
-
-        offsets = at.offsets[:, tf.newaxis]
-        along = self._state(tf.broadcast_to(offsets, [*shape, offsets.shape[-1]]))
-        (here,) = slopes(at.center + offsets)
-        there, bend = slopes(at.center, along)
-        return tf.linalg.matmul(here - there - bend, at.factor)
-
-    def _state(self, flat: tf.Tensor) -> State:
-        return unflatten_events(flat, self._like, 0)
+        size = tf.nest.flatten(rows)[0].shape[0]
+        given = at.center + at.offsets, at.center, at.offsets
+        remainders = expansion_remainders(self._model, self._like, rows, size, *given)
+        return tf.linalg.matmul(remainders, at.factor)
 
 
 def _norms(slopes: tf.Tensor) -> tf.Tensor:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.nest import State, by_part, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import State, by_part, flatten_events, one_chain, unflatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
-from tfp_sgmcmc.targets.laplace.curvature import largest_curvature, one_chain
+from tfp_sgmcmc.targets.laplace.curvature import largest_curvature
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 
 _FAR = 10.0  # deviations from the posterior, along the gradient
@@ -110,8 +110,7 @@ def estimate_initial_distance(
     if not square - error > error:  # NaN included
         return None
     u = gradient / math.sqrt(square)
-    dtype = tf.nest.flatten(state)[0].dtype
-    probe = unflatten_events(tf.constant(u, dtype, [1] * ndims + [u.size]), state, ndims)
+    probe = unflatten_events(u.reshape([1] * ndims + [-1]), state, ndims)
     products = [_vector(estimate(i, probe).hessian_product, ndims) for i in range(_NUM_PRODUCTS)]
     a, s = -float(np.mean(products, axis=0) @ u), ratio * float(np.var(gradients @ u, ddof=1))
     if not 0 < a < math.inf:

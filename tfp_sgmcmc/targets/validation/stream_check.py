@@ -12,10 +12,9 @@ import tensorflow as tf
 import tree
 
 from tfp_sgmcmc.covariance.base import covariance_states
-from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import State, flatten_events, one_chain, unflatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.data import assert_finite_rows
-from tfp_sgmcmc.targets.laplace.curvature import one_chain
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 from tfp_sgmcmc.targets.validation.step_size_check import (
     Stability,
@@ -143,10 +142,9 @@ def check_temperature(kernel: Any, target: StreamedLogProb, state: State) -> Non
         )
         return
     noise -= noise.mean(axis=0)
-    results, dtype = kernel.bootstrap_results(here), tf.nest.flatten(here)[0].dtype
-    products = []
+    results, products = kernel.bootstrap_results(here), []
     for g in noise:
-        vector = unflatten_events(tf.constant(g, dtype, [1] * ndims + [g.size]), here, ndims)
+        vector = unflatten_events(g.reshape([1] * ndims + [-1]), here, ndims)
         metric = kernel.metric_product(vector, here, results)
         products.append(g @ flatten_events(metric, ndims).numpy().ravel())
     mean = np.sum(products) / (len(products) - 1) / noise.shape[1]
