@@ -126,7 +126,8 @@ def _measured(model: keras.Model, layers: list[keras.Layer], x: Any) -> dict[int
     unreached = [
         layer
         for layer in dict.fromkeys(layers)
-        if id(layer) in second and np.array_equal(first.get(id(layer)), second[id(layer)])
+        if id(layer) in first.keys() & second.keys()
+        and np.array_equal(first[id(layer)], second[id(layer)])
     ]
     found = [first, *(_inputs(model, unreached, variables, values, b) for b in blocks[1:])]
     measured = {}
