@@ -57,7 +57,7 @@ def test_the_picture(monkeypatch):
     at = np.interp(np.log(result.step_size), np.log(h), np.log(excess))
     assert np.isclose(np.exp(at), 0.1, rtol=0.05)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install \"tfp_sgmcmc\[demo\]\""):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install \"tfp_sgmcmc\[plots\]\""):
         result.plot()
 
 

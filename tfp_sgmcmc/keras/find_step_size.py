@@ -78,7 +78,7 @@ class StepSize(NamedTuple):
             from matplotlib.figure import Figure
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                'plot needs matplotlib. Install it by python -m pip install "tfp_sgmcmc[demo]"'
+                'plot needs matplotlib. Install it by python -m pip install "tfp_sgmcmc[plots]"'
             ) from error
         steps = self.largest_stable_step * np.geomspace(1e-6, 0.99, _STEP_SIZES)
         low = min(steps[0], self.step_size / 10)

@@ -217,6 +217,13 @@ def test_rows_of_weight_zero_choose_nothing():
     assert choose_windows(values, times, fold).loss != pytest.approx(expected)
 
 
+def test_weights_of_several_outputs_have_one_mean():
+    weights = {"a": np.full([N], 2.0), "b": np.tile([1.0, 7.0], [N, 1])}
+    data = tf.data.Dataset.from_tensor_slices((X, {"a": Y, "b": Y}, weights)).batch(B)
+    pool = left_out_pool(training_data.source_of(data, None, B, None), N, C, key=1)
+    assert pool.rows.mean_weight == 3.0 and (pool.weight == 1.0).all()
+
+
 def test_batches_of_different_length_have_a_pool():
     """Rows are completed by zeros, but targets cannot be."""
     rows = [RNG.integers(1, 9, size=[B, n]) for n in (3, 5, 4, 5, 2)]

@@ -109,33 +109,33 @@ def _candidates(
     Of the rows, those of weight 0 are left out. They have hashes, inputs, targets and weights. None
     is returned if there are none, or if targets of different length cannot be joined.
     """
-    parts, known = [], []
+    parts, known, given = [], [], list[np.ndarray]()
     for x, y, weight in passes:
-        known.append(_flat_weights(weight))
         hashes = row_hashes(x, key).numpy()
-        each = known[-1] if len(known[-1]) == len(hashes) else np.ones(len(hashes))
+        weights = [np.asarray(a) for a in keras.tree.flatten(weight) if a is not None]
+        each = _row_weights(weights, len(hashes))
+        known.append(each)
+        given += map(np.ravel, weights)
         below = np.flatnonzero((hashes < bound) & (each != 0))
         if len(below):
             nests = internals.map_arrays(lambda a, rows=below: np.asarray(a)[rows], (x, y))
             parts.append((hashes[below], *nests, each[below]))
-    flat = np.concatenate(known)
-    checks.nonnegative_weights("sample_weight", flat)
+    each = np.concatenate(known)
+    checks.nonnegative_weights("sample_weight", np.concatenate(given or known))
     if not parts:
         return None
     hashes, x, y, weight = zip(*parts, strict=True)
     forms = [[a.shape[1:] for a in keras.tree.flatten(nest) if a is not None] for nest in y]
     if any(form != forms[0] for form in forms):
         return None
-    mean = float(flat.mean(dtype=np.float64)) if len(flat) else 1.0
+    mean = float(each.mean(dtype=np.float64))
     return np.concatenate(hashes), _joined(x), _joined(y), np.concatenate(weight), mean
 
 
-def _flat_weights(weight: Any) -> np.ndarray:
-    """Returns the weights of a batch's rows; none if there are none, or several for a row."""
-    leaves = [] if weight is None else keras.tree.flatten(weight)
-    if len(leaves) != 1 or leaves[0] is None or np.prod(leaves[0].shape[1:]) != 1:
-        return np.zeros(0)
-    return np.ravel(leaves[0])
+def _row_weights(weights: Sequence[np.ndarray], num_rows: int) -> np.ndarray:
+    """Returns the mean weight of each row over outputs and places, 1 without weights."""
+    means = [np.reshape(a, [num_rows, -1]).mean(axis=1) for a in weights]
+    return np.mean(means, axis=0) if means else np.ones(num_rows)
 
 
 def _joined(nests: Sequence[Any]) -> Any:

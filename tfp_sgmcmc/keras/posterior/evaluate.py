@@ -174,7 +174,7 @@ def fitted(
         from scipy import optimize
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            'calibrate needs SciPy. Install it by python -m pip install "tfp_sgmcmc[results]"'
+            'calibrate needs SciPy. Install it by python -m pip install "scipy"'
         ) from error
     logits = _log(p)
 
