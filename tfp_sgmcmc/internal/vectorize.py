@@ -19,8 +19,11 @@ def map_examples(fn: Callable[[Any], Any], elements: Any) -> Any:
     """Maps `fn` over the elements of a nest with leaves `[n, ...]`, and stacks the results.
 
     It calls `tf.vectorized_map`, or, with a warning, a loop if an operation would fail in it (see
-    `unsafe_operation`).
+    `unsafe_operation`). A single element, such as a series, is given to `fn` as it is.
     """
+    if {x.shape[0] for x in tf.nest.flatten(elements)} == {1}:
+        found = fn(tf.nest.map_structure(lambda x: x[0], elements))
+        return tf.nest.map_structure(lambda y: y[tf.newaxis], found)
     operation = unsafe_operation(fn, elements)
     if operation is None and tf.executing_eagerly():
         # In a graph, because TensorFlow makes a function for each eager call, and warns of many.
