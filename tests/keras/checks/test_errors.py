@@ -30,7 +30,11 @@ def make_model(*layers, **compiled):
 @pytest.mark.parametrize(
     "changes, error, words",
     [
-        ({"make_kernel_fn": 3}, TypeError, "kernel must be a callable.*Received: a int"),
+        (
+            {"make_kernel_fn": 3, "prior": ...},
+            TypeError,
+            "kernel must be a callable.*Received: a int",
+        ),
         ({"num_examples": 0}, ValueError, "num_examples must be .* Received: 0"),
         ({"num_examples": 10.0}, TypeError, "num_examples must be .* Received: 10.0"),
         ({"num_burnin_steps": -1}, ValueError, "num_burnin_steps must be .* Received: -1"),
@@ -101,6 +105,15 @@ def test_models(make, words):
         sampler().set_model(model)
         fit(model, sampler())
     assert "train_step" not in vars(model)
+
+
+def test_a_weight_that_the_loss_does_not_use():
+    inputs = keras.Input([2])
+    outputs = [keras.layers.Dense(1, name=name)(inputs) for name in ("used", "unused")]
+    model = keras.Model(inputs, outputs)
+    model.compile(loss=[unit_normal, None], run_eagerly=True)
+    with pytest.raises(ValueError, match="neither depends on unused/kernel. Set trainable=False"):
+        fit(model, sampler(), y=[Y, Y])
 
 
 def test_other_backends(monkeypatch):
