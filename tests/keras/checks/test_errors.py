@@ -420,7 +420,8 @@ RAGGED = tf.ragged.constant([[1.0]] * N, ragged_rank=1)
         ((pairs(y=Y.astype(str)).batch(2),), TypeError, "y must hold numbers.*Received: strings"),
         ((pairs(),), ValueError, r"must be batched.*Received: .* shapes \(2,\), \(1,\)"),
         ((pairs(y=Y[:, 0]),), ValueError, r"must be batched.*Received: .* shapes \(2,\), \(\)"),
-        ((pairs(x=RAGGED).batch(2),), ValueError, r"RaggedTensor. Pad it by .to_tensor\(\)"),
+        ((pairs(x=RAGGED).batch(2),), TypeError, r"RaggedTensor. Pad it by .to_tensor\(\)"),
+        ((RAGGED, Y), TypeError, r"RaggedTensor. Pad it by .to_tensor\(\)"),
     ],
 )
 def test_data_that_no_step_can_take_are_refused(make, data, error, words):

@@ -34,7 +34,7 @@ from tfp_sgmcmc.keras.data.fit_batches import (
     WorkerBatches,
 )
 from tfp_sgmcmc.keras.model.internals import map_arrays
-from tfp_sgmcmc.keras.posterior.batches import check_numbers
+from tfp_sgmcmc.keras.posterior.batches import check_dense, check_numbers
 
 # A data set of `tf.data` made of these gives each row of its tensors once.
 _NUMBERS = ("_batch_size", "_buffer_size", "_count")  # of such a data set
@@ -116,9 +116,9 @@ def training_source(model: keras.Model, made: Sequence[Any] = ()) -> Source:
     """Returns the data of a model's `fit`: from the call stack, or those of `made` that it reads.
 
     Raises:
-      TypeError: y has strings.
+      TypeError: y has strings, or data are ragged.
       ValueError: `steps_per_epoch` was given to `fit` beside `IndependentBatches`, there is no y,
-        or a data set is not batched or ragged.
+        or a data set is not batched.
     """
     iterator = _names_of_fit(model).get("epoch_iterator")
     if iterator is None:
@@ -177,6 +177,7 @@ def source_of(x: Any, y: Any, batch_size: int, steps_per_epoch: int | None) -> S
     elif not keras.tree.is_nested(x) and not hasattr(x, "shape"):
         found = Source("a generator")
     else:
+        check_dense((x, y))
         arrays = map_arrays(np.asarray, (x, y, None))
         rows = _first(arrays).shape[0]
         found = Source(
@@ -218,6 +219,7 @@ def _names_of_fit(model: keras.Model) -> dict[str, Any]:
 def _of_adapter(adapter: Any) -> Source:
     if getattr(adapter, "_inputs", None) is not None:
         arrays = _unpacked(adapter._inputs)
+        check_dense(arrays)
         rows = _first(arrays).shape[0]
         size = adapter._batch_size
         order = {"shuffle": bool(adapter._shuffle)}
@@ -295,6 +297,7 @@ def _grown(source: Source, sizes: BatchSizes) -> Source:
 
 def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
     """Returns what is known of a data set from the data sets that it is made of."""
+    check_dense(dataset.element_spec)
     _check_batched(dataset.element_spec)
     steps: list[tuple[str, list[int]]] = []
     tensors: list[tf.Tensor] = []
@@ -367,13 +370,8 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
 
 
 def _check_batched(spec: Any) -> None:
-    """Raises ValueError for a data set whose elements are single rows, or ragged."""
-    leaves = [s for s in keras.tree.flatten(spec) if s is not None]
-    if any(isinstance(s, tf.RaggedTensorSpec) for s in leaves):
-        raise ValueError(
-            "A tf.data.Dataset must have dense batches. Received: a RaggedTensor. Pad it by "
-            ".to_tensor() in Dataset.map."
-        )
+    """Raises ValueError for a data set whose elements are single rows."""
+    leaves = keras.tree.flatten(spec)
     shapes = [s.shape for s in leaves if getattr(s, "shape", None) is not None]
     if any(s.rank == 0 for s in shapes) or len({s[0] for s in shapes if s.rank} - {None}) > 1:
         raise ValueError(

@@ -267,6 +267,7 @@ def check_finite(values: Any, block: list[Batch], first_row: int) -> None:
 
 def check_arrays(name: str, data: Any) -> None:
     """Raises TypeError unless `data` is a nest of arrays `[rows, ...]` of numbers."""
+    check_dense(data)
     for leaf in keras.tree.flatten(data) or [data]:
         shape = tuple(getattr(leaf, "shape", ()))
         if not hasattr(leaf, "__array__") or not shape or None in shape:
@@ -276,6 +277,16 @@ def check_arrays(name: str, data: Any) -> None:
             )
         if _kind(leaf) in "OcMm":
             raise TypeError(f"{name} must have real numbers as entries. Received: {leaf!r}.")
+
+
+def check_dense(data: Any) -> None:
+    """Raises TypeError for ragged tensors; leaves may be specifications."""
+    for leaf in keras.tree.flatten(data):
+        if isinstance(leaf, tf.RaggedTensor | tf.RaggedTensorSpec):
+            raise TypeError(
+                "x and y must be dense. Received: a RaggedTensor. Pad it by .to_tensor(), in "
+                "Dataset.map for a data set."
+            )
 
 
 def check_numbers(y: Any) -> None:
