@@ -379,10 +379,10 @@ class Evaluator:
         outputs = None
         for block, tick in data.blocks():
             if outputs is None:
-                x, y = keras.tree.map_structure(lambda a: a[:1], block[0][:2])
-                internals.build(self._model, x, y, None)
+                pair = keras.tree.map_structure(lambda a: a[:1], block[0][:2])
+                internals.build(self._model, *pair, None)
                 values = [tf.convert_to_tensor(v.value) for v in self._variables]
-                outputs = self._output(values, x)
+                outputs = self._output(values, batches.tensors(block[0][0]))
             for _, y, _ in block:
                 compiled_loss.check_labels(self._model, y, outputs)
             yield block, tick
