@@ -68,7 +68,7 @@ def test_what_is_no_path_is_refused(value: Any) -> None:
 
 def test_paths_that_no_file_can_have_are_refused() -> None:
     for value in ("", "a\0b"):
-        with pytest.raises(ValueError, match="directory must be a path without null bytes"):
+        with pytest.raises(ValueError, match="must be a path without null bytes that is not empty"):
             checks.path("directory", value)
     assert checks.path("directory", "a") == checks.path("directory", Path("a")) == Path("a")
 

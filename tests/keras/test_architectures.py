@@ -126,6 +126,8 @@ def test_a_subclassed_model_is_shipped(tmp_path):
     shipped.save(tmp_path / "shipped.keras")
     loaded = keras.models.load_model(tmp_path / "shipped.keras")
     assert_close([*loaded(network.x).values()], expected[:2])
+    distilled = posterior.distil(network.x, (network.x, network.y), epochs=1)
+    assert distilled.model.count_params() == network.model.count_params()
 
 
 @pytest.mark.slow

@@ -142,7 +142,12 @@ def path(name: str, value: Any) -> Path:
     if not isinstance(value, str | os.PathLike):
         raise TypeError(f"{name} must be a string or a path. Received: {value!r}.")
     text = os.fspath(value)
-    require(name, repr(value), bool(text) and "\0" not in text, "a path without null bytes")
+    require(
+        name,
+        repr(value),
+        bool(text) and "\0" not in text,
+        "a path without null bytes that is not empty",
+    )
     return Path(value)
 
 

@@ -218,11 +218,12 @@ class SamplerCallback(keras.callbacks.Callback):
         overrides `train_step` or `compute_loss`, or has constraints; a Keras loss that is not a
         likelihood, such as squared errors; a prior that does not fit the variables; an epoch that
         does not have N examples; dependent batches for a kernel that expects others; outputs that
-        are not the probabilities that the loss expects; another problem than the chain's; NaN in
-        the initial weights.
+        are not the probabilities that the loss expects; no y, labels out of range, or rows of
+        arrays whose loss is NaN; another problem than the chain's; NaN in the initial weights.
       MemoryError: in `fit`, kept states and the kernel's results would not fit into memory.
       OSError: in `fit`, the samples would not fit on the disk of the `output`.
-      TypeError: arguments of a wrong type. In `fit`: `kernel` returns no kernel.
+      TypeError: arguments of a wrong type. In `fit`: `kernel` returns no kernel; y has strings, or
+        data are ragged.
       NonFiniteChainError: in `fit`, the loss, its gradient or a sample became NaN or infinite.
         `samples` holds the samples before. The model is set back to the last of them, or to where
         the chain began.

@@ -17,7 +17,7 @@ from tfp_sgmcmc.keras.adaptation.linear_predictions import (
 )
 from tfp_sgmcmc.keras.chain.chain import Chain, check_variables
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection
-from tfp_sgmcmc.keras.checks.fit_preflight import check_probabilities
+from tfp_sgmcmc.keras.checks.data_check import check_data
 from tfp_sgmcmc.keras.checks.local_geometry import CompiledGradients, measure_geometry
 from tfp_sgmcmc.keras.data.fit_batches import training_arrays
 from tfp_sgmcmc.keras.data.training_data import Source
@@ -160,7 +160,7 @@ def find_step_size(
     source = Source("arrays", num_examples, size, -(-num_examples // size), arrays)
     internals.build(model, *source.batch(2))
     check_variables(model.trainable_variables)
-    check_probabilities(model, source)
+    check_data(model, source)
     log_prior = as_log_prior(prior, model)
     chain = Chain(
         model, lambda target: sgmcmc.SGLD(target, 1.0), num_examples, log_prior,

@@ -79,12 +79,12 @@ class FitSettings:
                 Collect(0, num_results=annealed_ensemble.NUM_STATES) if collect is None else collect
             )
             chains = annealed_ensemble.NUM_CHAINS if chains is None else chains
-        elif prior is ...:
+        self._make_kernel_fn = checked_kernel(kernel, step_size)
+        if prior is ...:
             raise TypeError(
                 "SamplerCallback needs a prior with a kernel: prior=None for regularisers alone, "
                 "or tfd.Normal(0., 1.), for example. Received: none."
             )
-        self._make_kernel_fn = checked_kernel(kernel, step_size)
         check_prior(prior)
         self._prior, self._collect = prior, as_collect(collect).with_phases(step_size)
         self._chains = as_chains(chains)

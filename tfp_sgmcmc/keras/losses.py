@@ -171,6 +171,8 @@ class PoissonNLL(_OfNumbers):
       dtype: the dtype of the loss's computations. None is `keras.config.floatx()`.
     """
 
+    of_counts = True
+
     def __init__(
         self,
         reduction: str | None = "sum_over_batch_size",
@@ -211,6 +213,8 @@ class NegativeBinomialNLL(_OfNumbers):
       ValueError: `concentration` is not positive; or the loss is called with outputs that do not
         fit.
     """
+
+    of_counts = True
 
     def __init__(
         self,

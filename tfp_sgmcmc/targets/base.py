@@ -304,14 +304,22 @@ def value_and_gradient(
     return value, check_connected(state, gradient), product
 
 
+class UnconnectedError(ValueError):
+    """The log posterior does not depend on a part of the state, leaf number `place`."""
+
+    def __init__(self, name: str, place: int):
+        super().__init__(
+            "The log posterior must depend on every part of the state. Received: the gradient "
+            f"with respect to {name} is None. Use the part in log_prior_fn or "
+            "log_likelihood_fn, or leave it out of the state."
+        )
+        self.place = place
+
+
 def check_connected(state: State, gradient: Sequence[Any]) -> State:
-    """Packs a tape's gradients as the state, as dense tensors; raises ValueError for a None."""
-    for name, g in zip(part_names(state), gradient, strict=True):
+    """Packs a tape's gradients as the state, as dense tensors; raises UnconnectedError for None."""
+    for place, (name, g) in enumerate(zip(part_names(state), gradient, strict=True)):
         if g is None:
-            raise ValueError(
-                "The log posterior must depend on every part of the state. Received: the gradient "
-                f"with respect to {name} is None. Use the part in log_prior_fn or "
-                "log_likelihood_fn, or leave it out of the state."
-            )
+            raise UnconnectedError(name, place)
     # The gradient of tf.gather is tf.IndexedSlices.
     return tf.nest.pack_sequence_as(state, [tf.convert_to_tensor(g) for g in gradient])

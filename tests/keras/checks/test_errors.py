@@ -30,7 +30,11 @@ def make_model(*layers, **compiled):
 @pytest.mark.parametrize(
     "changes, error, words",
     [
-        ({"make_kernel_fn": 3}, TypeError, "kernel must be a callable.*Received: a int"),
+        (
+            {"make_kernel_fn": 3, "prior": ...},
+            TypeError,
+            "kernel must be a callable.*Received: a int",
+        ),
         ({"num_examples": 0}, ValueError, "num_examples must be .* Received: 0"),
         ({"num_examples": 10.0}, TypeError, "num_examples must be .* Received: 10.0"),
         ({"num_burnin_steps": -1}, ValueError, "num_burnin_steps must be .* Received: -1"),
@@ -101,6 +105,15 @@ def test_models(make, words):
         sampler().set_model(model)
         fit(model, sampler())
     assert "train_step" not in vars(model)
+
+
+def test_a_weight_that_the_loss_does_not_use():
+    inputs = keras.Input([2])
+    outputs = [keras.layers.Dense(1, name=name)(inputs) for name in ("used", "unused")]
+    model = keras.Model(inputs, outputs)
+    model.compile(loss=[unit_normal, None], run_eagerly=True)
+    with pytest.raises(ValueError, match="neither depends on unused/kernel. Set trainable=False"):
+        fit(model, sampler(), y=[Y, Y])
 
 
 def test_other_backends(monkeypatch):
@@ -224,6 +237,13 @@ class TestNumExamples:
         fit(make_model(steps_per_execution=4), callback, epochs=2)
         assert len(callback.samples[0]) == 12
 
+    @pytest.mark.parametrize("declared", [None, 10])
+    def test_rows_of_a_remainder_that_is_dropped_do_not_count(self, declared):
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(5, drop_remainder=True)
+        callback = sampler(num_examples=declared)
+        fit(make_model(), callback, x=data, y=None, batch_size=None)
+        assert callback.recorder.chain.num_examples == 10
+
     def test_unchecked(self):
         data = tf.data.Dataset.from_tensor_slices((X, Y)).repeat().batch(5)
         callback = sampler(check_num_examples=False)
@@ -290,16 +310,37 @@ class TestNonFinite:
     def test_of_the_data(self, kernel):
         x = X.copy()
         x[6] = np.nan  # in the fourth batch
+        data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(2)
 
         def nogin(target):
             return sgmcmc.NOGIN(target, 1e-3, covariance="diag", num_estimation_steps=0)
 
         others = dict(make_kernel_fn=nogin, independent_batches=False)
         callback = sampler(**others if kernel == "NOGIN" else {})
-        with pytest.raises(sgmcmc.NonFiniteChainError) as caught:
-            fit(make_model(steps_per_execution=6), callback, x=x)
+        words = "If the data have no such numbers"
+        with pytest.raises(sgmcmc.NonFiniteChainError, match=words) as caught:
+            fit(make_model(steps_per_execution=6), callback, x=data, y=None, batch_size=None)
         assert caught.value.step == 3
         assert len(callback.samples[0]) == 3
+
+    @pytest.mark.parametrize("name", "xy")
+    def test_of_arrays_is_told_before_the_first_step(self, name):
+        arrays = {"x": X.copy(), "y": Y.copy()}
+        arrays[name][6:8] = np.nan
+        callback = sampler()
+        with pytest.raises(ValueError, match=f"{name} must have finite .* 2 of 12 rows, .* row 6"):
+            fit(make_model(), callback, **arrays)
+        assert not len(callback.samples[0])
+
+    def test_of_rows_on_which_the_loss_does_not_depend(self):
+        y = Y.copy()
+        y[6] = np.nan
+        model = make_model(
+            loss=lambda y, f: tf.where(
+                tf.math.is_nan(y), 0.0, unit_normal(tf.where(y > 0, y, 0.0), f)
+            )
+        )
+        fit(model, sampler(), y=y)
 
     def test_of_the_initial_weights(self):
         model = make_model()
@@ -340,13 +381,49 @@ def test_one_sampler_a_fit(same):
             [0, -1, 2, 1],
             r"in 0 .. 2, .* Received: \[-1\] in 3 ",
         ),
+        ("sparse_categorical_crossentropy", 3, [0, np.nan, 2, 1], r"Received: NaN in 3 of 12"),
         ("binary_crossentropy", 1, [1, -1, 1, 1], r"in 0 .. 1, .* Received: \[-1.0\] in 3 of 12"),
+        (
+            "categorical_crossentropy",
+            3,
+            np.eye(3)[[0, 1, 2, 0]] - 1,
+            r"in 0 .. 1, .* \[-1.0\] in 24",
+        ),
+        ("poisson", 1, [0, 1, -2, 7], r"counts, .* Received: \[-2.0\] in 3 of 12"),
+        (sgmcmc.keras.losses.PoissonNLL(), 1, [0, 1, -2, 7], r"counts, .* Received: \[-2.0\] in 3"),
     ],
 )
 def test_labels_out_of_range_are_told_before_the_first_step(loss, units, y, words):
-    """On a GPU the loss of such labels is NaN, on a CPU an error of TensorFlow."""
+    """On a GPU the loss of wrong classes is NaN, on a CPU an error of TensorFlow."""
     activation = "sigmoid" if units == 1 else "softmax"
     model = make_model(keras.layers.Dense(units, activation), loss=loss)
-    labels = np.tile(np.array(y, np.float32 if units == 1 else np.int32), 3)
+    labels = np.concatenate([np.asarray(y)] * 3)
+    labels = labels.astype(np.float32) if units == 1 else labels
     with pytest.raises(ValueError, match=words):
         fit(model, sampler(), y=labels[:, np.newaxis] if units == 1 else labels)
+
+
+def pairs(x=X, y=Y):
+    return tf.data.Dataset.from_tensor_slices((x, y))
+
+
+RAGGED = tf.ragged.constant([[1.0]] * N, ragged_rank=1)
+
+
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
+@pytest.mark.parametrize("make", [sampler, sgmcmc.keras.SamplerCallback])
+@pytest.mark.parametrize(
+    ("data", "error", "words"),
+    [
+        ((X,), ValueError, "y must be given to fit.*Received: arrays without y"),
+        ((X, Y[:, 0].astype(str).astype(object)), TypeError, "y must hold numbers.*np.unique"),
+        ((pairs(y=Y.astype(str)).batch(2),), TypeError, "y must hold numbers.*Received: strings"),
+        ((pairs(),), ValueError, r"must be batched.*Received: .* shapes \(2,\), \(1,\)"),
+        ((pairs(y=Y[:, 0]),), ValueError, r"must be batched.*Received: .* shapes \(2,\), \(\)"),
+        ((pairs(x=RAGGED).batch(2),), TypeError, r"RaggedTensor. Pad it by .to_tensor\(\)"),
+        ((RAGGED, Y), TypeError, r"RaggedTensor. Pad it by .to_tensor\(\)"),
+    ],
+)
+def test_data_that_no_step_can_take_are_refused(make, data, error, words):
+    with pytest.raises(error, match=words):
+        make_model().fit(*data, verbose=0, callbacks=[make()])

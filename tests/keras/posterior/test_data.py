@@ -241,6 +241,11 @@ def test_data_that_do_not_fit(posterior, form):
     bad = np.where(np.arange(N)[:, None] == 6, np.nan, X)
     with pytest.raises(ValueError, match="x must have finite entries. .* in row 6"):
         posterior.predict(make(bad))
+    for use in (posterior.evaluate, posterior.log_likelihood, posterior.calibrate):
+        with pytest.raises(ValueError, match=r"y must hold .* in 0 .. 3.* Received: .* labels"):
+            use(make(X, Y + 5))
+        with pytest.raises(TypeError, match="y must hold numbers. Received: strings"):
+            use(make(X, Y.astype(str)))
     with pytest.raises(ValueError, match="not all zero"):
         posterior.evaluate(make(X, Y, 0 * WEIGHTS))
     with pytest.raises(ValueError, match="not negative"):

@@ -213,3 +213,12 @@ def test_labels_of_another_rank_spoil_nothing():
     expected = posterior.evaluate(X, CLASSES[:, None])
     assert posterior.evaluate(X, CLASSES) == expected
     assert posterior.evaluate(X, CLASSES[:, None]) == expected
+
+
+def test_rows_of_the_ignored_class_do_not_count():
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=-1)
+    posterior, kept = posterior_of(linear(loss=loss)), np.arange(N) % 2 == 0
+    found = posterior.evaluate(X, np.where(kept, CLASSES, -1), WEIGHTS)
+    np.testing.assert_allclose(
+        found[:3], posterior.evaluate(X[kept], CLASSES[kept], WEIGHTS[kept])[:3]
+    )

@@ -146,6 +146,45 @@ def test_activations(posterior, activation, error, words):
         posterior.predict(X, activation=activation)
 
 
+class WithoutKeywords(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.head = keras.layers.Dense(4)
+
+    def build(self, shape):
+        self.head.build(shape)
+
+    def call(self, x):
+        return self.head(x)
+
+
+class WithoutConfig(WithoutKeywords):
+    def __init__(self, other):
+        super().__init__()
+
+
+@pytest.mark.parametrize("make", [WithoutKeywords, lambda: WithoutConfig(object())])
+def test_subclassed_models_that_cannot_be_made_again(make):
+    model = make()
+    model.compile(loss="sparse_categorical_crossentropy")
+    model(X)
+    posterior = posterior_of(model, samples(model))
+    for use in (
+        lambda: posterior.to_keras_model(inputs=keras.Input([3])),
+        lambda: posterior.distil(X, (X, Y)),
+    ):
+        with pytest.raises(ValueError, match=r"Let its __init__ take \*\*kwargs.*get_config"):
+            use()
+
+
+@pytest.mark.parametrize("given", [Y, X, (X,), {"x": X, "y": Y}])
+def test_validation_data_are_checked_before_training(posterior, given):
+    with pytest.raises(TypeError, match=r"validation_data must be a tuple \(x, y\)"):
+        posterior.distil(X, given)
+    with pytest.raises(ValueError, match="y must hold numbers of classes"):
+        posterior.distil(X, (X, Y + 4))
+
+
 def test_other_arguments(posterior, tmp_path):
     with pytest.raises(TypeError, match="sample_weight must be an array of numbers"):
         posterior.evaluate(X, Y, sample_weight=["a", "b"])

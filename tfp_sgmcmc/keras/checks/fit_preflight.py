@@ -17,6 +17,7 @@ from tfp_sgmcmc.internal.checks import accepts, nonnegative_weights
 from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection
 from tfp_sgmcmc.keras.checks.curvature_check import StabilityCheck
+from tfp_sgmcmc.keras.checks.data_check import check_data
 from tfp_sgmcmc.keras.checks.progress_lines import CheckResults
 from tfp_sgmcmc.keras.data.fit_batches import IndependentBatches, ResidentData
 from tfp_sgmcmc.keras.data.training_data import Source
@@ -166,7 +167,7 @@ class Preflight:
             return
         with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
             if chain.state.status().num_steps == 0:
-                check_probabilities(chain.model, self.source)
+                check_data(chain.model, self.source)
                 if not chain.is_pilot:  # whose RMSprop adapts its step sizes
                     self._stability.check_start(chain, self.source)
                     self.results.record("step size", self._stability.has_failed)
@@ -371,19 +372,6 @@ def check_independence(chain: Chain, source: Source, given: bool | None) -> None
         'with reshuffle="step". SamplerCallback(independent_batches=True) declares these batches '
         "independent, and independent_batches=False accepts them although they are not."
     )
-
-
-def check_probabilities(model: keras.Model, source: Source) -> None:
-    """Raises ValueError if outputs are not the probabilities, or y not the labels, of a loss."""
-    batch = source.batch(4)
-    if batch is None:
-        return
-    variables = model.trainable_variables
-    values = [tf.convert_to_tensor(v.value) for v in variables]
-    outputs = internals.forward(model, variables, values, batch[0], training=False).outputs
-    compiled_loss.check_probabilities(model, outputs)
-    labels = batch[1] if source.arrays is None else source.arrays[1]  # all of them, if known
-    compiled_loss.check_labels(model, labels, outputs)
 
 
 def check_memory(chain: Chain, plan: FitPlan) -> None:

@@ -12,7 +12,7 @@ unknown, and then `num_examples` must be given. The private names used here, and
   `PyDatasetAdapter._standardize_batch`: a batch as `fit` sees it, with weights of classes;
   `TFDatasetAdapter._dataset`: the data set;
   `Dataset._inputs`, `Dataset._tensors`, `Dataset._batch_size`, `Dataset._buffer_size`,
-  `Dataset._count`: of `tf.data`: what a data set is made of.
+  `Dataset._count`, `Dataset._drop_remainder`: of `tf.data`: what a data set is made of.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from tfp_sgmcmc.keras.data.fit_batches import (
     WorkerBatches,
 )
 from tfp_sgmcmc.keras.model.internals import array_leaves, map_arrays
+from tfp_sgmcmc.keras.posterior.batches import check_dense, check_numbers
 
 # A data set of `tf.data` made of these gives each row of its tensors once.
 _NUMBERS = ("_batch_size", "_buffer_size", "_count")  # of such a data set
@@ -98,7 +99,10 @@ class Source(NamedTuple):
             first = self.take_batch() if self.take_batch else None
             return first if first is None else map_arrays(lambda a: _floatx(a[:most]), first)
         count = min(self.num_examples or most, most)
-        chosen = np.linspace(0, (self.num_examples or most) - 1, count).astype(np.int64)
+        return self.rows(np.linspace(0, (self.num_examples or most) - 1, count).astype(np.int64))
+
+    def rows(self, chosen: np.ndarray) -> Any:
+        """Returns `(x, y, sample_weight)` of rows of arrays."""
         return map_arrays(lambda a: _floatx(_taken(a, chosen)), self.arrays)
 
 
@@ -106,13 +110,16 @@ def training_source(model: keras.Model, made: Sequence[Any] = ()) -> Source:
     """Returns the data of a model's `fit`: from the call stack, or those of `made` that it reads.
 
     Raises:
-      ValueError: `steps_per_epoch` was given to `fit` beside `IndependentBatches`.
+      TypeError: y has strings, or data are ragged.
+      ValueError: `steps_per_epoch` was given to `fit` beside `IndependentBatches`, there is no y,
+        or a data set is not batched.
     """
     iterator = _names_of_fit(model).get("epoch_iterator")
     if iterator is None:
         read = next((data for data in made if data.was_read), None)
         return Source() if read is None else _of_py_dataset(read, {}, lambda batch: batch)
     found, steps = _of_adapter(iterator.data_adapter), iterator.steps_per_epoch
+    _check_targets(found)
     if not steps or isinstance(found.dataset, ResidentData):
         return found
     if isinstance(found.dataset, IndependentBatches):
@@ -123,6 +130,22 @@ def training_source(model: keras.Model, made: Sequence[Any] = ()) -> Source:
     if found.count_batches is not None:  # the data may have no end
         found = found._replace(count=None, count_batches=None, passes=None)
     return found._replace(num_batches=steps)
+
+
+def _check_targets(source: Source) -> None:
+    """Raises unless the data have y, which are numbers."""
+    batch = source.arrays or source.spec
+    if batch is None and source.take_batch is not None:
+        batch = source.take_batch()
+    if batch is None:
+        return
+    y = batch[1]
+    if all(leaf is None for leaf in keras.tree.flatten(y)):
+        raise ValueError(
+            "y must be given to fit, because the compiled loss compares it with the outputs. "
+            f"Received: {source.kind} without y."
+        )
+    check_numbers(y)
 
 
 def initial_epoch_of_fit(model: keras.Model) -> int:
@@ -148,6 +171,7 @@ def source_of(x: Any, y: Any, batch_size: int, steps_per_epoch: int | None) -> S
     elif not keras.tree.is_nested(x) and not hasattr(x, "shape"):
         found = Source("a generator")
     else:
+        check_dense((x, y))
         arrays = map_arrays(np.asarray, (x, y, None))
         rows = array_leaves(arrays)[0].shape[0]
         found = Source(
@@ -187,8 +211,9 @@ def _names_of_fit(model: keras.Model) -> dict[str, Any]:
 
 
 def _of_adapter(adapter: Any) -> Source:
-    if isinstance(getattr(adapter, "_inputs", None), tuple):
+    if getattr(adapter, "_inputs", None) is not None:
         arrays = _unpacked(adapter._inputs)
+        check_dense(arrays)
         rows = array_leaves(arrays)[0].shape[0]
         size = adapter._batch_size
         order = {"shuffle": bool(adapter._shuffle)}
@@ -266,14 +291,17 @@ def _grown(source: Source, sizes: BatchSizes) -> Source:
 
 def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
     """Returns what is known of a data set from the data sets that it is made of."""
+    check_dense(dataset.element_spec)
+    _check_batched(dataset.element_spec)
     steps: list[tuple[str, list[int]]] = []
     tensors: list[tf.Tensor] = []
-    left, is_slices, repeats = [(dataset, False)], False, False
+    left, is_slices, repeats, has_remainder_dropped = [(dataset, False)], False, False, False
     while left:
         one, is_endless = left.pop()
         name = type(one).__name__.removeprefix("_").removesuffix("Dataset")
         numbers: list[Any] = [getattr(one, n, None) for n in _NUMBERS]
         steps.append((name, [int(n) for n in numbers if isinstance(n, tf.Tensor)]))
+        has_remainder_dropped |= bool(getattr(one, "_drop_remainder", False))
         if name in ("TensorSlice", "Tensor"):
             tensors += one._tensors
             is_slices = is_slices or name == "TensorSlice"
@@ -286,6 +314,8 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
     rows = None
     if is_slices and kinds <= {*_ONCE, "TensorSlice"} and len(sizes) == 1:
         rows = int(tensors[0].shape[0])
+        if has_remainder_dropped:
+            rows -= rows % sizes[0]
     chain = " < ".join(f"{name} {numbers[0]}" if numbers else name for name, numbers in steps)
 
     @functools.cache
@@ -331,6 +361,18 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
         count_batches=(lambda: len(all_sizes())) if is_uncounted else None,
         passes=(lambda: map(_unpacked, dataset)) if can_pass else None,
     )
+
+
+def _check_batched(spec: Any) -> None:
+    """Raises ValueError for a data set whose elements are single rows."""
+    leaves = keras.tree.flatten(spec)
+    shapes = [s.shape for s in leaves if getattr(s, "shape", None) is not None]
+    if any(s.rank == 0 for s in shapes) or len({s[0] for s in shapes if s.rank} - {None}) > 1:
+        raise ValueError(
+            "A tf.data.Dataset must be batched, with rows along the first axis of x and y. "
+            f"Received: elements of the shapes {', '.join(map(str, shapes))}. Call "
+            "dataset.batch(batch_size)."
+        )
 
 
 def _pass_over_arrays(arrays: Any, num_rows: int) -> Iterator[Any]:

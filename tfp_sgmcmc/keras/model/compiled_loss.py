@@ -42,6 +42,7 @@ _CATEGORICAL = (
     keras.losses.categorical_focal_crossentropy,
     keras.losses.kl_divergence,
 )
+_ROUNDING = 1e-6  # by which probabilities in y may leave 0 .. 1
 
 
 _CROSSENTROPY = "Compile with a crossentropy, the likelihood of class labels, instead."
@@ -140,27 +141,50 @@ def check_probabilities(model: keras.Model, outputs: Any) -> None:
 
 
 def check_labels(model: keras.Model, y: Any, outputs: Any) -> None:
-    """Raises ValueError if labels of a crossentropy are outside of the classes of the outputs.
+    """Raises ValueError if labels are outside of the range that the compiled loss takes.
 
-    TensorFlow gives such labels the loss NaN on a GPU, and an error of its own on a CPU.
+    Classes are those of the outputs, probabilities are in 0 .. 1, and counts at least 0. TensorFlow
+    gives wrong classes the loss NaN on a GPU, and an error of its own on a CPU; other labels out of
+    range have a loss that is no likelihood.
     """
     flat, given = keras.tree.flatten(outputs), labels(model, y, outputs)
-    for place, kind in classes(model, outputs).items():
-        if not kind.is_sparse and kind.axis is not None:
-            continue  # probabilities of all classes
-        values = np.asarray(given[place])
-        last = flat[place].shape[kind.axis] - 1 if kind.axis is not None else 1
-        wrong = (values < 0) | (values > last)
-        if kind.ignored is not None:
+    kinds = classes(model, outputs)
+    for place, loss in placed_losses(model, outputs):
+        shape, values = tuple(flat[place].shape), np.asarray(given[place])
+        last, what = 1.0, "probabilities"
+        if kind := kinds.get(place):
+            if kind.axis is None or kind.is_sparse:
+                last = shape[kind.axis] - 1 if kind.axis is not None else 1
+                what = "numbers of classes" if kind.is_sparse else "probabilities or classes"
+            what = f"{what} in 0 .. {last:g}"
+        elif _function_of_keras(loss) is keras.losses.poisson or getattr(loss, "of_counts", False):
+            last, what = np.inf, "counts, which are not negative"
+        else:
+            continue
+        wrong = ~((values >= -_ROUNDING) & (values <= last + _ROUNDING))  # NaN is wrong, too
+        if kind is not None and kind.ignored is not None:
             wrong &= values != kind.ignored
         if np.any(wrong):
-            what = "numbers of classes" if kind.is_sparse else "probabilities or classes"
+            found = np.unique(values[wrong])[:3]
             raise ValueError(
-                f"y must hold {what} in 0 .. {last}, because a crossentropy compares them "
-                f"with outputs of shape {tuple(flat[place].shape[1:])}. Received: "
-                f"{np.unique(values[wrong])[:3].tolist()} in {np.count_nonzero(wrong)} of "
-                f"{values.size} labels."
+                f"y must hold {what}, because the loss {loss.name!r} compares them with outputs of "
+                f"shape {shape[1:]}. Received: "
+                f"{'NaN' if np.isnan(found).any() else found.tolist()} in "
+                f"{np.count_nonzero(wrong)} of {values.size} labels."
             )
+
+
+def counts(model: keras.Model, given: dict[int, Any], outputs: Any) -> np.ndarray:
+    """Returns 0 for rows whose labels are all of the class that the loss ignores, else 1, `[rows]`.
+
+    `given` are the labels by place (see `labels`).
+    """
+    kinds, found = classes(model, outputs), []
+    for place, label in given.items():
+        label, kind = np.asarray(label), kinds.get(place)
+        ignored = None if kind is None else kind.ignored
+        found.append((label != ignored).reshape(len(label), -1).any(axis=1))
+    return np.logical_or.reduce(found).astype(np.float64)
 
 
 def _function_of_keras(loss: Any) -> Any:

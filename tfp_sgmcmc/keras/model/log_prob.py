@@ -24,7 +24,12 @@ from tfp_sgmcmc.keras.model.example_scores import (
 )
 from tfp_sgmcmc.keras.model.priors import LogPrior, checked_value
 from tfp_sgmcmc.random.indices import hashed_words, mix, word
-from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
+from tfp_sgmcmc.targets.base import (
+    GradientEstimate,
+    Target,
+    UnconnectedError,
+    value_and_gradient,
+)
 
 _MOST_FULL = 1000  # weights whose gradient noise has a full covariance by default
 
@@ -310,12 +315,20 @@ class ModelLogProb(Target):
                 scale = tf.cast(shares[1], value.dtype) if shares else self.num_examples / rows
                 return log_prior / replica_context.count() + scale * value
 
-            if scored:
-                estimate = self._scores.gradient_and_factors(
-                    log_posterior, log_likelihood, state, self.batch, self.local_rows
-                )
-            else:
-                estimate = value_and_gradient(log_posterior, state, probe or None)
+            try:
+                if scored:
+                    estimate = self._scores.gradient_and_factors(
+                        log_posterior, log_likelihood, state, self.batch, self.local_rows
+                    )
+                else:
+                    estimate = value_and_gradient(log_posterior, state, probe or None)
+            except UnconnectedError as error:
+                path = self._model.trainable_variables[error.place].path
+                raise ValueError(
+                    "The loss or the prior must depend on every trainable variable. Received: "
+                    f"neither depends on {path}. Set trainable=False in its layer; or use it, as "
+                    "by a loss for each output."
+                ) from None
             return estimate, found[0]  # the pass over the whole batch comes first
 
         given = (list(state), list(values), [] if probe is None else list(probe), shares)

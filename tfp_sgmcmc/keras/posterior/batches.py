@@ -130,6 +130,7 @@ class Batches:
         checked_inputs(self._model, x)
         if self._has_labels:
             check_arrays("y", y)
+            check_numbers(y)
         rows = num_rows((x, y) if self._has_labels else x)
         if sample_weight is not None:
             sample_weight = row_weight(sample_weight, rows)
@@ -179,6 +180,7 @@ class Batches:
         checked_inputs(self._model, x)
         if y is not None:
             check_arrays("y", y)
+            check_numbers(y)
         num_rows((x, y) if y is not None else x)
         return x, y, weight
 
@@ -265,6 +267,7 @@ def check_finite(values: Any, block: list[Batch], first_row: int) -> None:
 
 def check_arrays(name: str, data: Any) -> None:
     """Raises TypeError unless `data` is a nest of arrays `[rows, ...]` of numbers."""
+    check_dense(data)
     for leaf in keras.tree.flatten(data) or [data]:
         shape = tuple(getattr(leaf, "shape", ()))
         if not hasattr(leaf, "__array__") or not shape or None in shape:
@@ -276,9 +279,29 @@ def check_arrays(name: str, data: Any) -> None:
             raise TypeError(f"{name} must have real numbers as entries. Received: {leaf!r}.")
 
 
+def check_dense(data: Any) -> None:
+    """Raises TypeError for ragged tensors; leaves may be specifications."""
+    for leaf in keras.tree.flatten(data):
+        if isinstance(leaf, tf.RaggedTensor | tf.RaggedTensorSpec):
+            raise TypeError(
+                "x and y must be dense. Received: a RaggedTensor. Pad it by .to_tensor(), in "
+                "Dataset.map for a data set."
+            )
+
+
+def check_numbers(y: Any) -> None:
+    """Raises TypeError if there are strings among the targets; leaves may be specifications."""
+    for leaf in keras.tree.flatten(y):
+        if leaf is not None and _kind(leaf) == "U":
+            raise TypeError(
+                "y must hold numbers. Received: strings. Encode class labels as numbers 0, 1, ..., "
+                "for example by classes, y = np.unique(labels, return_inverse=True)."
+            )
+
+
 def _kind(array: Any) -> str:
     """Returns the kind of NumPy dtype of an array, "U" for strings of any dtype."""
-    if tf.is_tensor(array):
+    if tf.is_tensor(array) or isinstance(array, tf.TensorSpec):
         return "U" if array.dtype == tf.string else np.dtype(array.dtype.as_numpy_dtype).kind
     if not hasattr(array, "dtype"):  # a table of pandas
         array = np.asarray(array)

@@ -369,25 +369,22 @@ class Evaluator:
                     log_density = maximum + np.log(scaled)
                 weight = batches.row_weight(weight, len(log_density))
                 labels = compiled_loss.labels(self._model, y, mean)
+                weight = weight * compiled_loss.counts(self._model, labels, mean)
                 yield Evaluated(x, labels, weight, log_density, mean, masks)
                 tick((1 + number / len(block)) / 2)
                 rows += len(log_density)
 
     def _blocks(self, data: batches.Batches) -> Iterator[tuple[list[batches.Batch], batches.Tick]]:
-        """Yields the blocks, and resolves the losses of a model that saw no labels yet."""
-        is_binary = None
+        """Yields the blocks after a check of their labels; resolves losses that saw none yet."""
+        outputs = None
         for block, tick in data.blocks():
-            if is_binary is None:
+            if outputs is None:
                 pair = keras.tree.map_structure(lambda a: a[:1], block[0][:2])
                 internals.build(self._model, *pair, None)
-                outputs = internals.symbolic_outputs(self._model)
-                kinds = {} if outputs is None else compiled_loss.classes(self._model, outputs)
-                is_binary = len(kinds) == 1 and all(k.axis is None for k in kinds.values())
-            for _, labels, _ in block if is_binary else ():
-                if not keras.tree.is_nested(labels):
-                    y = np.asarray(labels)
-                    wrong = (y < 0) | (y > 1)
-                    require("y", y[wrong][:3], not np.any(wrong), "in 0 .. 1")
+                values = [tf.convert_to_tensor(v.value) for v in self._variables]
+                outputs = self._output(values, batches.tensors(block[0][0]))
+            for _, y, _ in block:
+                compiled_loss.check_labels(self._model, y, outputs)
             yield block, tick
 
     def _output(self, values: list[tf.Tensor], x: Any) -> Any:

@@ -32,7 +32,7 @@ def copy_of(model: keras.Model, inputs: Any) -> tuple[Any, keras.Model, Any]:
 
     The copy has the same architecture and preprocessing. Its variables have initial values.
     """
-    known = getattr(model, "inputs", None) and internals.symbolic_outputs(model) is not None
+    known = _has_known_inputs(model)
     if inputs is None and not known:
         raise ValueError(
             "inputs must be given unless the model is Functional or Sequential, whose inputs are "
@@ -57,10 +57,21 @@ def copy_of(model: keras.Model, inputs: Any) -> tuple[Any, keras.Model, Any]:
     return inputs, copied, outputs
 
 
+def _has_known_inputs(model: keras.Model) -> bool:
+    return bool(getattr(model, "inputs", None)) and internals.symbolic_outputs(model) is not None
+
+
 def _from_config(model: keras.Model) -> keras.Model:
-    """Returns a model of the same configuration; explains what Keras says of a `Lambda`."""
+    """Returns a model of the same configuration; explains what Keras says if it cannot."""
     try:
         return type(model).from_config(model.get_config())
+    except (TypeError, NotImplementedError) as error:
+        raise ValueError(
+            f"The model {model.name!r} must be made again by its get_config and from_config. "
+            f"Received: a {type(model).__name__}, for which this fails. Let its __init__ take "
+            "**kwargs and pass them to super().__init__, and let its get_config return the other "
+            "arguments beside those of super().get_config()."
+        ) from error
     except ValueError as error:
         lambdas = [x for x in internals.layers(model) if isinstance(x, keras.layers.Lambda)]
         if not lambdas:
@@ -192,8 +203,15 @@ def distil(
     checks.integer("epochs", epochs, 1)
     checks.integer("batch_size", batch_size, 1)
     checked_inputs(model, x)
+    if not isinstance(validation_data, tuple | list) or len(validation_data) not in (2, 3):
+        raise TypeError(
+            "validation_data must be a tuple (x, y) or (x, y, sample_weight). Received: a "
+            f"{type(validation_data).__name__}. Draws of the ensemble take the place of labels of "
+            "the training inputs."
+        )
     seed = random.as_seed(random.fresh_seed() if seed is None else seed)
-    student = _student(posterior)
+    student = _student(posterior, x)
+    of_ensemble = posterior.evaluate(*validation_data, verbose=0)  # checks them before training
     # Draws of the predictive in each epoch, whose mean loss is the crossentropy with it.
     draws = posterior.sample_predictive(x, epochs, seed=seed, batch_size=batch_size, verbose=0)
     order = np.random.default_rng(seed.numpy().view(np.uint32).tolist())
@@ -209,14 +227,17 @@ def distil(
     alone = type(posterior)(
         student, student.trainable_variables, [v.numpy()[None] for v in student.trainable_variables]
     )
-    found = [p.evaluate(*validation_data, verbose=0) for p in (posterior, alone)]
-    return Distilled(student, *found)
+    return Distilled(student, of_ensemble, alone.evaluate(*validation_data, verbose=0))
 
 
-def _student(posterior: Posterior) -> keras.Model:
-    """Returns a compiled copy of the model, with the weights of the last sample."""
-    model = posterior.model
-    _, student, _ = copy_of(model, None)
+def _student(posterior: Posterior, x: Any) -> keras.Model:
+    """Returns a compiled copy of a model of inputs x, with the weights of the last sample."""
+    model, inputs = posterior.model, None
+    if not _has_known_inputs(model):
+        inputs = keras.tree.map_structure(
+            lambda a: keras.Input(a.shape[1:], dtype=tf.as_dtype(a.dtype).name), x
+        )
+    _, student, _ = copy_of(model, inputs)
     places = {id(v): i for i, v in enumerate(model.variables)}
     values = [np.asarray(v) for v in model.variables]
     for variable, samples in zip(posterior.variables, posterior.samples, strict=True):

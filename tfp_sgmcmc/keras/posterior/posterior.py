@@ -502,6 +502,7 @@ class Posterior:
           The network with the scores of both, a `Distilled`; `nats_lost` is the difference.
 
         Raises:
+          TypeError: `validation_data` is no tuple, or an array has no numbers.
           ValueError: the model cannot be copied from its configuration, or its loss does not
             determine the distribution of its observations.
 

@@ -252,8 +252,8 @@ class Recorder:
         start = "the last of them" if values else "where the chain began"
         what = bad[0] if bad else "The loss or its gradient"
         cure = (
-            "A smaller step_size is the usual cure; without a kernel, scale the inputs and the "
-            "targets, or add normalization layers."
+            "If the data have no such numbers, a smaller step_size is the usual cure; without a "
+            "kernel, scale the inputs and the targets, or add normalization layers."
         )
         if not step:  # where the chain began
             cure = "Look for such numbers in the data; loss and prior must have gradients there."

@@ -1,0 +1,61 @@
+"""Checks of the training data and of the model's outputs for them, before the first step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.keras.data.training_data import Source
+from tfp_sgmcmc.keras.model import compiled_loss, internals
+
+_MOST_BAD = 32  # rows that are not finite for which the loss is evaluated
+
+
+def check_data(model: keras.Model, source: Source) -> None:
+    """Raises ValueError if outputs or y do not suit the loss, or if rows of arrays are NaN.
+
+    Rows with NaN or infinite entries are accepted where the loss is finite nonetheless, as with a
+    model that replaces missing inputs.
+    """
+    batch = source.batch(4)
+    if batch is None:
+        return
+    outputs = _outputs(model, batch[0])
+    compiled_loss.check_probabilities(model, outputs)
+    if source.arrays is None:
+        compiled_loss.check_labels(model, batch[1], outputs)
+        return
+    compiled_loss.check_labels(model, source.arrays[1], outputs)
+    for name, nest in zip("xy", source.arrays, strict=False):
+        bad = _rows_not_finite(nest)
+        if len(bad) and not _has_finite_loss(model, source.rows(bad[:_MOST_BAD])):
+            raise ValueError(
+                f"{name} must have finite entries wherever the loss depends on them. "
+                f"Received: NaN or infinity in {len(bad)} of {source.num_examples} rows, first in "
+                f"row {bad[0]}."
+            )
+
+
+def _rows_not_finite(nest: Any) -> np.ndarray:
+    """Returns the numbers of the rows with NaN or infinite entries."""
+    bad = [np.zeros([0], np.int64)]
+    for leaf in keras.tree.flatten(nest):
+        array = np.asarray(leaf)
+        if array.dtype.kind == "f" and not (is_finite := np.isfinite(array)).all():
+            bad.append(np.flatnonzero(~is_finite.reshape(len(array), -1).all(axis=1)))
+    return np.unique(np.concatenate(bad))
+
+
+def _has_finite_loss(model: keras.Model, batch: Any) -> bool:
+    x, y, weight = batch
+    loss = compiled_loss.negative_log_likelihoods(model, y, _outputs(model, x), weight)
+    return bool(np.isfinite(loss).all())
+
+
+def _outputs(model: keras.Model, x: Any) -> Any:
+    variables = model.trainable_variables
+    values = [tf.convert_to_tensor(v.value) for v in variables]
+    return internals.forward(model, variables, values, x, training=False).outputs
