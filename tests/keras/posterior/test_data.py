@@ -274,4 +274,5 @@ def test_a_callback_predicts_from_a_data_set():
     pair = callback.predict(dataset(X, Y))
     assert isinstance(pair, sgmcmc.keras.Prediction)
     assert_same(pair, callback.predict(X, B))
-    assert_same(callback.outputs(generator(X)), callback.outputs(X, B))
+    outputs = callback.posterior.outputs
+    assert_same(outputs(generator(X)), outputs(X, B))
