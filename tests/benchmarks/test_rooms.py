@@ -16,10 +16,14 @@ MODELS_OF = {  # problems that another room states
     "cost/stream_effective.py": {"accuracy"},
     "cost/stream_setup.py": {"accuracy"},
     "cost/time_to_answer.py": {"posteriordb"},
+    "devices/beside_blackjax.py": {"peers"},
     "robustness/planted.py": {"suite"},
 }
-# One program must run where neither TensorFlow nor this library is installed.
-PARSERS = (FOLDER / "common" / "command_line.py", FOLDER / "devices" / "run_program.py")
+# Two programs must run where neither TensorFlow nor this library is installed.
+WITHOUT_TENSORFLOW = ("run_program.py", "beside_blackjax.py")
+PARSERS = (
+    FOLDER / "common" / "command_line.py", *(FOLDER / "devices" / n for n in WITHOUT_TENSORFLOW)
+)  # fmt: skip
 FILES = sorted(FOLDER.glob("*/*.py"))
 MOST_LINES = 400
 
