@@ -13,12 +13,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.internal.nest import (
-    State,
-    call_with_state,
-    num_entries,
-    unflatten_events,
-)
+from tfp_sgmcmc.internal.nest import State, call_with_state, num_entries, unflatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import Target, kept_program
 

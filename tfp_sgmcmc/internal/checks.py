@@ -137,6 +137,16 @@ def array(name: str, value: Any, least_ndim: int = 1, finite: bool = True) -> np
     return found
 
 
+def vector(name: str, value: Any, expected: str, holds: Callable[[np.ndarray], Any]) -> np.ndarray:
+    """Returns `value` as a vector of numbers whose entries are as `expected`; raises otherwise.
+
+    `holds` returns whether they are, for all or each of them. Raises as `array`, and ValueError.
+    """
+    found = array(name, value)
+    require(name, value, found.ndim == 1 and bool(np.all(holds(found))), expected)
+    return found
+
+
 def path(name: str, value: Any) -> Path:
     """Returns `value` as a path; raises TypeError, or ValueError if no file can have that name."""
     if not isinstance(value, str | os.PathLike):

@@ -9,7 +9,7 @@ import numpy as np
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc import random
-from tfp_sgmcmc.internal import checks
+from tfp_sgmcmc.internal import checks, extras
 from tfp_sgmcmc.keras.adaptation.linear_predictions import (
     KernelSettings,
     LinearPredictions,
@@ -74,19 +74,14 @@ class StepSize(NamedTuple):
         Raises:
           ModuleNotFoundError: matplotlib is not installed.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(
-                'plot needs matplotlib. Install it by python -m pip install "tfp_sgmcmc[plots]"'
-            ) from error
+        make_figure = extras.import_figure()
         steps = self.largest_stable_step * np.geomspace(1e-6, 0.99, _STEP_SIZES)
         low = min(steps[0], self.step_size / 10)
         steps = np.geomspace(low, steps[-1], _STEP_SIZES)
         schemes = [KernelSettings(self.kernel, h, self.friction) for h in steps.tolist()]
         excess = np.array([self.place.excess(s) for s in schemes])
         slowest = [self.place.slowest(s) for s in schemes]
-        figure = Figure(figsize=(6, 6), layout="constrained")
+        figure = make_figure(figsize=(6, 6), layout="constrained")
         above, below = figure.subplots(2, sharex=True)
         above.loglog(steps, np.max(excess, axis=1), label="hottest direction")
         above.loglog(steps, excess[:, -1], label="mean over the weights")

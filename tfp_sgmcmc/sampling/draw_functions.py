@@ -11,7 +11,7 @@ import tensorflow as tf
 import tree
 
 from tfp_sgmcmc.internal import memory
-from tfp_sgmcmc.internal.checks import array, require
+from tfp_sgmcmc.internal.checks import array, vector
 from tfp_sgmcmc.internal.nest import call_with_state
 from tfp_sgmcmc.internal.tables import Table, first_rows, shown_by
 from tfp_sgmcmc.sampling.loop import log_prob_fn_of
@@ -176,13 +176,14 @@ def log_likelihoods(result: Any, target: Any, rows: Any) -> np.ndarray:
 
 def _checked_rows(rows: Any, num_examples: int) -> np.ndarray:
     """Returns numbers of rows, or raises TypeError or ValueError."""
-    found = array("rows", rows)
-    if found.dtype == bool and found.shape == (num_examples,):
-        return found
-    is_integer = found.dtype.kind in "iu" and found.ndim == 1
-    holds = is_integer and bool(((found >= -num_examples) & (found < num_examples)).all())
-    require("rows", rows, holds, f"a slice, or numbers of rows below N = {num_examples}")
-    return found
+
+    def exist(x: np.ndarray) -> Any:
+        if x.dtype == bool:
+            return len(x) == num_examples
+        return (x.dtype.kind in "iu") & (x >= -num_examples) & (x < num_examples)
+
+    expected = f"a slice, or numbers of rows below N = {num_examples}"
+    return vector("rows", rows, expected, exist)
 
 
 def map_draws(result: Any, fn: Callable[..., Any]) -> Any:
@@ -213,9 +214,8 @@ def predict(
     result: Any, fn: Callable[..., Any], data: Any, quantiles: Sequence[float]
 ) -> DrawPredictions:
     """Returns moments and quantiles of `fn` at rows of data; see `SampleResult.predict`."""
-    levels = array("quantiles", quantiles)
-    holds = levels.ndim == 1 and bool(((levels >= 0) & (levels <= 1)).all())
-    require("quantiles", quantiles, holds, "a list of levels in 0 .. 1")
+    expected = "a list of levels in 0 .. 1"
+    levels = vector("quantiles", quantiles, expected, lambda x: (x >= 0) & (x <= 1))
     data, draws = as_tensors(data, None), flat_draws(result)
     size, num = leading_axis(data), len(tree.flatten(draws)[0])
     states = tree.map_structure(tf.convert_to_tensor, draws)

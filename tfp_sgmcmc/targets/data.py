@@ -134,20 +134,23 @@ def assert_finite(x: tf.Tensor, called: str = "data") -> None:
             )
 
 
+def rows_not_finite(x: Any) -> np.ndarray:
+    """Returns the numbers of the rows of an array of floats that have NaN or infinite entries."""
+    array = np.asarray(x)
+    if array.dtype.itemsize >= 4:
+        flat = array.ravel()
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(flat @ flat):  # which takes no memory
+                return np.zeros([0], np.int64)
+    return np.flatnonzero(~np.isfinite(array).all(axis=tuple(range(1, array.ndim))))
+
+
 def assert_finite_rows(rows: Any, first: int) -> None:
     """Raises ValueError for NaN or infinity in rows of a dataset; `first` is the number of one."""
     for x in tf.nest.flatten(rows):
-        if not x.dtype.is_floating:
-            continue
-        if x.dtype.size >= 4:
-            flat = np.asarray(x).ravel()
-            with np.errstate(over="ignore", invalid="ignore"):
-                if np.isfinite(flat @ flat):  # which takes no memory
-                    continue
-        finite = np.isfinite(np.asarray(x))
-        if not finite.all():
-            wrong = ~finite.reshape(len(finite), -1).all(axis=1)
+        wrong = rows_not_finite(x) if x.dtype.is_floating else ()
+        if len(wrong):
             raise ValueError(
                 "dataset must be finite. Received: a NaN or infinite entry, first in example "
-                f"{first + int(np.argmax(wrong))} of epoch 0. Remove or impute it."
+                f"{first + wrong[0]} of epoch 0. Remove or impute it."
             )

@@ -112,7 +112,7 @@ def _candidates(
     parts, known, given = [], [], list[np.ndarray]()
     for x, y, weight in passes:
         hashes = row_hashes(x, key).numpy()
-        weights = [np.asarray(a) for a in keras.tree.flatten(weight) if a is not None]
+        weights = [np.asarray(a) for a in internals.array_leaves(weight)]
         each = _row_weights(weights, len(hashes))
         known.append(each)
         given += map(np.ravel, weights)
@@ -125,7 +125,7 @@ def _candidates(
     if not parts:
         return None
     hashes, x, y, weight = zip(*parts, strict=True)
-    forms = [[a.shape[1:] for a in keras.tree.flatten(nest) if a is not None] for nest in y]
+    forms = [[a.shape[1:] for a in internals.array_leaves(nest)] for nest in y]
     if any(form != forms[0] for form in forms):
         return None
     mean = float(each.mean(dtype=np.float64))

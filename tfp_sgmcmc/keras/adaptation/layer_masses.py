@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -13,7 +12,7 @@ import tensorflow as tf
 from tfp_sgmcmc.keras.model import internals
 
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
-_BLOCK_ROWS = 32  # that the model evaluates at once
+_BLOCK_ROWS = 32  # that the model evaluates at once, which bounds the memory of its layers
 _UNLIKE = 100.0  # the ratio of columns' largest entries beyond which each has a mass
 
 
@@ -118,7 +117,8 @@ def _measured(model: keras.Model, layers: list[keras.Layer], x: Any) -> dict[int
     """
     variables = model.trainable_variables
     values = [tf.convert_to_tensor(v.value) for v in variables]
-    blocks = [*_blocks(x)]
+    starts = range(0, len(keras.tree.flatten(x)[0]), _BLOCK_ROWS)
+    blocks = [internals.map_arrays(lambda a, s=s: a[s : s + _BLOCK_ROWS], x) for s in starts]
     first, second = (
         _inputs(model, layers, variables, given, blocks[0])
         for given in (values, [1.5 * v + 0.1 for v in values])
@@ -145,12 +145,6 @@ def _measured(model: keras.Model, layers: list[keras.Layer], x: Any) -> dict[int
         column = None if center is None else center.reshape(-1, 1).astype(np.float32)
         measured[key] = _Inputs(square, column)
     return measured
-
-
-def _blocks(x: Any) -> Iterator[Any]:
-    """Yields rows in blocks, which bound the memory of the model's layers."""
-    for start in range(0, len(keras.tree.flatten(x)[0]), _BLOCK_ROWS):
-        yield internals.map_arrays(lambda a, s=start: a[s : s + _BLOCK_ROWS], x)
 
 
 def _center(layer: keras.Layer, array: np.ndarray) -> np.ndarray | None:

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model import compiled_loss, internals
+from tfp_sgmcmc.targets.data import rows_not_finite
 
 _MOST_BAD = 32  # rows that are not finite for which the loss is evaluated
 
@@ -44,8 +45,8 @@ def _rows_not_finite(nest: Any) -> np.ndarray:
     bad = [np.zeros([0], np.int64)]
     for leaf in keras.tree.flatten(nest):
         array = np.asarray(leaf)
-        if array.dtype.kind == "f" and not (is_finite := np.isfinite(array)).all():
-            bad.append(np.flatnonzero(~is_finite.reshape(len(array), -1).all(axis=1)))
+        if array.dtype.kind == "f":
+            bad.append(rows_not_finite(array))
     return np.unique(np.concatenate(bad))
 
 

@@ -140,7 +140,7 @@ def _check_targets(source: Source) -> None:
     if batch is None:
         return
     y = batch[1]
-    if all(leaf is None for leaf in keras.tree.flatten(y)):
+    if not array_leaves(y):
         raise ValueError(
             "y must be given to fit, because the compiled loss compares it with the outputs. "
             f"Received: {source.kind} without y."

@@ -182,8 +182,9 @@ def counts(model: keras.Model, given: dict[int, Any], outputs: Any) -> np.ndarra
     kinds, found = classes(model, outputs), []
     for place, label in given.items():
         label, kind = np.asarray(label), kinds.get(place)
-        ignored = None if kind is None else kind.ignored
-        found.append((label != ignored).reshape(len(label), -1).any(axis=1))
+        if kind is None or kind.ignored is None:
+            return np.ones(len(label))
+        found.append((label != kind.ignored).reshape(len(label), -1).any(axis=1))
     return np.logical_or.reduce(found).astype(np.float64)
 
 

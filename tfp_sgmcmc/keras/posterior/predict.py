@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.internal.checks import accepts, array, require
+from tfp_sgmcmc.internal.checks import accepts, vector
 from tfp_sgmcmc.internal.tables import Table, first_rows, shown_by
 from tfp_sgmcmc.keras.model import compiled_loss, internals, likelihoods
 from tfp_sgmcmc.keras.posterior import sample_loops
@@ -134,9 +134,8 @@ def checked_levels(quantiles: Any) -> tuple[float, ...] | None:
     """Returns levels of quantiles as floats; raises unless they are numbers in (0, 1) or None."""
     if quantiles is None:
         return None
-    levels = array("quantiles", quantiles)
-    holds = levels.ndim == 1 and bool(np.all((levels > 0) & (levels < 1)))
-    require("quantiles", quantiles, holds, "a list of numbers in (0, 1)")
+    expected = "a list of numbers in (0, 1)"
+    levels = vector("quantiles", quantiles, expected, lambda x: (x > 0) & (x < 1))
     return tuple(levels.astype(np.float64).tolist())
 
 

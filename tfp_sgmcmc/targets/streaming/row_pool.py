@@ -269,7 +269,8 @@ def draw_pool(
         remainders = RowRemainders(model, center, factor, draw_seed, jit_compile)
         moments = moments_of(remainders, rows)
         probabilities = keeping_probabilities(moments, total, most_rows)
-        kept_with, moments = probabilities(moments.norms), None
+        kept_with = probabilities(moments.norms)
+        del moments  # which are large
         work = DrawRows(
             as_arrays(center),
             factor,

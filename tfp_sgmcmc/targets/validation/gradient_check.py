@@ -211,7 +211,7 @@ def preflight(
     if plain and each and not base.shared_batch:
         check_chains(base, state, ndims)
     # One example, such as a series, is the data and each minibatch.
-    is_whole = target is base and getattr(base, "num_examples", 0) == 1
+    is_whole = target is base and base.num_examples == 1
     if not is_whole:  # its errors depend on shapes, so once is enough
         name = f"an estimate from {getattr(base, 'batch_size', 1)} examples"
         kept_program(target, name, state, lambda: _estimate(target, state))
