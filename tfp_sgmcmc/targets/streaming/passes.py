@@ -204,7 +204,8 @@ class DrawRows(NamedTuple):
         # Rows of the dataset's last, dropped batch are represented by the others.
         scale = target.num_examples / seen
         probabilities = sample.probabilities / scale
-        return DrawnRows(sample.take_rows(), probabilities, total.times(scale)), seen
+        sums = total.times(scale).not_whitened(self.factor)
+        return DrawnRows(sample.take_rows(), probabilities, sums), seen
 
 
 def joined(parts: list[Any]) -> Any:

@@ -54,6 +54,8 @@ from tfp_sgmcmc.targets.streaming.pooled import (
 from tfp_sgmcmc.targets.streaming.row_remainders import RowRemainders, is_simple
 
 _MOST_STEPS = 100
+_MOST_REFINEMENTS = 5
+_SAME = 0.05  # relative changes of a precision that end its refinement
 
 MOST_DIMENSIONS = 1024
 _MOST_PILOT_ROWS = 100_000
@@ -80,6 +82,27 @@ def pilot_mode(
       derivatives: the program of blocks, with Hessians.
     """
     count = len(tf.nest.flatten(rows)[0])
+
+    def refined(theta: np.ndarray, precision: np.ndarray) -> np.ndarray:
+        """Returns the precision at theta, anew in whitened coordinates until that changes little.
+
+        Rounding hides flat directions of the first one; each time they are seen better.
+        """
+        for _ in range(_MOST_REFINEMENTS):
+            scaled, scale = to_unit_diagonal(precision)
+            values, vectors = np.linalg.eigh(scaled)
+            if values[0] > derivatives.resolution**0.5:
+                break
+            lengths = np.sqrt(np.maximum(values, derivatives.resolution))
+            factor = vectors / lengths / scale[:, np.newaxis]
+            sums = sums_in_memory(rows, None, theta, derivatives, factor).times(total / count)
+            hessian = with_prior(model, sums, theta, initial_state).hessian
+            assert hessian is not None
+            precision, before = -(hessian + hessian.T) / 2, precision
+            if np.abs(factor.T @ (precision - before) @ factor).max() < _SAME:
+                break
+        return precision
+
     if is_simple(model):
 
         @functools.lru_cache(maxsize=1)  # the value at a state is wanted before its derivatives
@@ -103,14 +126,14 @@ def pilot_mode(
             NEAR_ENOUGH,
         )
         if ascent is not None and ascent.is_mode:
-            return ascent.theta, -hessian_and_gradient(ascent.theta)[0]
+            return ascent.theta, refined(ascent.theta, -hessian_and_gradient(ascent.theta)[0])
     pilot = PooledLogProb(model, rows, np.full([count], total / count, np.float32))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the passes show how far the mode is
         mode, _ = find_center(pilot, initial_state)
     flat = flatten_events(mode, 0).numpy()
     curvature = hessian_products(pilot, mode).matrices(flat).posterior
-    return flat.astype(np.float64), -curvature
+    return flat.astype(np.float64), refined(flat.astype(np.float64), -curvature)
 
 
 def with_prior(model: MinibatchLogProb, sums: Sums, theta: np.ndarray, like: State) -> Sums:
@@ -136,9 +159,16 @@ def _prior(model: MinibatchLogProb, like: State) -> Any:
 
 
 def sums_in_memory(
-    rows: Any, weights: np.ndarray | None, theta: np.ndarray, derivatives: BlockDerivatives
+    rows: Any,
+    weights: np.ndarray | None,
+    theta: np.ndarray,
+    derivatives: BlockDerivatives,
+    factor: np.ndarray | None = None,
 ) -> Sums:
-    """Returns the sums over rows with weights, or all of weight 1, by the program of blocks."""
+    """Returns the sums over rows with weights, or all of weight 1, by the program of blocks.
+
+    The Hessian is computed in coordinates that `factor` whitens, and is that of the state.
+    """
     count, size, found = len(tf.nest.flatten(rows)[0]), derivatives.size, []
     for start in range(0, count, size):
         block = tf.nest.map_structure(lambda x, at=start: tf.constant(x[at : at + size]), rows)
@@ -147,8 +177,9 @@ def sums_in_memory(
         if here < size:
             block = tf.nest.map_structure(lambda x: filled(x, size), block)
             of_rows = np.pad(np.ones([here]) if of_rows is None else of_rows, (0, size - here))
-        found.append(derivatives(theta, block, of_rows))
-    return functools.reduce(Sums.plus, found)
+        found.append(derivatives(theta, block, of_rows, factor))
+    total = functools.reduce(Sums.plus, found)
+    return total if factor is None else total.not_whitened(factor)
 
 
 def draw_pool(
@@ -302,7 +333,8 @@ def draw_pool(
     assert drawn is not None
     pool = PooledLogProb(model, drawn.rows, (1 / drawn.probabilities).astype(np.float32))
     kept, weights = pool.rows_and_weights()
-    lacking = drawn.sums.plus(sums_in_memory(kept, weights.numpy(), theta, derivatives).times(-1.0))
+    in_pool = sums_in_memory(kept, weights.numpy(), theta, derivatives, factor)
+    lacking = drawn.sums.plus(in_pool.times(-1.0))
     radius = fading_radius(lacking.gradient, factor)
     numbers = lacking.log_likelihood, lacking.gradient, lacking.hessian, precision, radius
     dtype = tf.nest.flatten(state)[0].dtype

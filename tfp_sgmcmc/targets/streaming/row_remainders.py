@@ -44,11 +44,10 @@ class Draws(NamedTuple):
         return cls(*(tf.constant(x, dtype) for x in (center, z, offsets, factor, stacked)))
 
     @classmethod
-    def all_at(cls, theta: np.ndarray, dtype: tf.DType) -> Self:
+    def all_at(cls, theta: np.ndarray, factor: np.ndarray, dtype: tf.DType) -> Self:
         """Returns draws that are the center, for which remainders vanish."""
-        dim = len(theta)
-        zeros = np.zeros([2 * NUM_PAIRS, dim])
-        return cls.of(theta, zeros, zeros, np.zeros([dim, dim]), dtype)
+        zeros = np.zeros([2 * NUM_PAIRS, len(theta)])
+        return cls.of(theta, zeros, zeros, factor, dtype)
 
 
 class Expansions(NamedTuple):
@@ -83,11 +82,14 @@ class LinearBlocks:
         self._model, self._like = model, like
 
     def sums_and_norms(self, at: Draws, rows: Any, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Returns weighted sums of values, gradients and Hessians, and `Moments.norms`."""
+        """Returns weighted sums of values, gradients and Hessians, and `Moments.norms`.
+
+        Hessians are whitened, L^T H L.
+        """
         found = self.expansions(at, rows)
         gradient = tf.linalg.matvec(found.jacobian, weights * found.slopes, transpose_a=True)
-        bent = (weights * found.bends)[:, tf.newaxis] * found.jacobian
-        hessian = tf.linalg.matmul(bent, found.jacobian, transpose_a=True)
+        bent = weights * found.bends * found.whitened
+        hessian = tf.linalg.matmul(bent, found.whitened, transpose_b=True)
         return tf.reduce_sum(weights * found.values), gradient, hessian, lengths(found)
 
     def moments(self, at: Draws, rows: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
