@@ -1,4 +1,4 @@
-"""How far the draws of any sampler are from the posterior, by exact weights of other draws.
+"""How far the draws of any sampler are from the posterior, by importance weights of other draws.
 
 The other draws come from a normal distribution near the posterior, found from gradients at its own
 draws or by rounds of weighted draws.
