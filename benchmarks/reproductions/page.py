@@ -172,8 +172,8 @@ def _counts(found: Mapping[str, Any]) -> list[str]:
         f"- Claims that did not hold with these settings: {'; '.join(failed) or 'none'}.",
         f"- {len(other)} were run with other settings, which each section lists; "
         f"{sum(claim['held'] for _, claim in other)} of these hold.",
-        f"- Experiments with a claim that did not hold under other settings: {', '.join(names) or 'none'}. "
-        "[Each has its likely cause](#claims-that-did-not-hold).",
+        "- Experiments with a claim that did not hold under other settings: "
+        f"{', '.join(names) or 'none'}. [Each has its likely cause](#claims-that-did-not-hold).",
         "",
     ]
 
