@@ -163,17 +163,17 @@ def _counts(found: Mapping[str, Any]) -> list[str]:
     same = [(name, claim) for name, claim in judged if not _protocol(name).differences]
     other = [(name, claim) for name, claim in judged if _protocol(name).differences]
     failed = [claim["paper"] for _, claim in same if not claim["held"]]
-    open_ones = ", ".join(sorted({f"`{name}`" for name, claim in other if not claim["held"]}))
+    names = sorted({f"`{name}`" for name, claim in other if not claim["held"]})
     return [
         f"- {len(judged)} claims of the papers are judged below; {len(undecided)} more are not "
         "decided, as the differences are within the noise.",
         f"- {len(same)} of them were run with all settings that the paper gives, and "
         f"{sum(claim['held'] for _, claim in same)} of these hold.",
-        f"- Of these did not hold: {'; '.join(failed) or 'none'}.",
+        f"- Claims that did not hold with these settings: {'; '.join(failed) or 'none'}.",
         f"- {len(other)} were run with other settings, which each section lists; "
         f"{sum(claim['held'] for _, claim in other)} of these hold.",
-        f"- Those that did not hold under other settings are of {open_ones or 'no experiment'}, "
-        "each with its likely cause [below](#claims-that-did-not-hold).",
+        "- Experiments with a claim that did not hold under other settings: "
+        f"{', '.join(names) or 'none'}. [Each has its likely cause](#claims-that-did-not-hold).",
         "",
     ]
 

@@ -35,7 +35,7 @@ print(N, D, "converged:", found.converged)
 # ## 1. Measure
 #
 # The curvature bounds the step. Its range says how hard the posterior is without whitening: a
-# chain whose step fits the stiffest direction crawls along the softest.
+# chain whose step fits the direction of largest curvature crawls along that of the smallest.
 
 # %%
 curvatures = np.linalg.eigvalsh(-np.asarray(found.hessian))

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # An image classifier and its calibration
 #
-# A network on 6,000 images of MNIST, trained by Adam and then sampled from the same weights. We
-# compare accuracy, log density and calibration on the 10,000 test images, at two temperatures.
+# A network on 6,000 images of MNIST: first as an ensemble, by a callback with nothing to set,
+# then trained by Adam and sampled from the same weights. We compare accuracy, log density and
+# calibration on the 10,000 test images.
 
 # %%
 import keras
@@ -21,17 +22,22 @@ if x.max() > 1:
 chosen = np.random.default_rng(0).permutation(len(x))[:6_000]
 x, y, y_test = x[chosen], y[chosen].astype(np.int32), y_test.astype(np.int32)
 
-keras.utils.set_random_seed(0)
-model = keras.Sequential(
-    [keras.Input([784]), keras.layers.Dense(50, "relu"), keras.layers.Dense(10)]
-)
-model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-              metrics=["accuracy"], jit_compile=True)  # fmt: skip
-model.fit(x, y, epochs=15, batch_size=100, verbose=0)
-start = model.get_weights()
+
+def make_model():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input([784]), keras.layers.Dense(50, "relu"), keras.layers.Dense(10)]
+    )
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                  metrics=["accuracy"], jit_compile=True)  # fmt: skip
+    return model
+
 
 # %% [markdown]
-# Plain training, to compare with. A `Posterior` of one sample scores it by the same functions.
+# ## Nothing to choose
+#
+# `SamplerCallback()` makes of `fit` an ensemble of five chains. It is made for predictions: its
+# states are not draws from the posterior.
 
 # %%
 
@@ -43,15 +49,28 @@ def scores(name, posterior):
     return np.asarray(posterior.predict(x_test, batch_size=1_000).mean)
 
 
-one = sgmcmc.keras.Posterior(model, model.trainable_variables, [w[None] for w in start])
-probabilities = {"Adam": scores("Adam", one)}
+ensemble = sgmcmc.keras.SamplerCallback(seed=0)
+make_model().fit(x, y, epochs=15, batch_size=100, callbacks=[ensemble], verbose=0)
+probabilities = {"ensemble": scores("ensemble", ensemble.posterior)}
 
 # %% [markdown]
-# ## The chain
+# ## Adam alone
 #
-# SGHMC, on data that stay on the device. With n = 300 the noise along stiff directions is about
-# N/n = 20 times the curvature, so the friction is large. `covariance="diag"` makes up for a part
-# of it.
+# Plain training, to compare with. A `Posterior` of one sample scores it by the same functions.
+
+# %%
+model = make_model()
+model.fit(x, y, epochs=15, batch_size=100, verbose=0)
+start = model.get_weights()
+one = sgmcmc.keras.Posterior(model, model.trainable_variables, [w[None] for w in start])
+probabilities["Adam"] = scores("Adam", one)
+
+# %% [markdown]
+# ## The posterior
+#
+# SGHMC, on data that stay on the device. With n = 300 the noise along the directions of largest
+# curvature is about N/n = 20 times that curvature, so the friction is large. `covariance="diag"`
+# makes up for a part of it.
 
 # %%
 for temperature in (1.0, 0.1):
@@ -75,14 +94,15 @@ for temperature in (1.0, 0.1):
 # %% [markdown]
 # ## Calibration
 #
-# Both averages are more accurate than Adam's network and have the better log density. Neither has
-# the smaller calibration error: at temperature 1 the average is not sure enough, as the picture
-# shows, and at 0.1 it is close to Adam.
+# All three averages are more accurate than Adam's network and have the better log density, the
+# ensemble most of all. The ensemble is calibrated as well as Adam's network. The posterior averages
+# are not: at temperature 1 the average is not sure enough, as the picture shows, and at 0.1 the
+# error is smaller.
 #
 # Of the images to which the classifier gives 80 %, 80 % should be right.
 
 # %%
-figure, axes = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained", sharey=True)
+figure, axes = plt.subplots(1, 4, figsize=(12, 3.2), layout="constrained", sharey=True)
 edges = np.linspace(0, 1, 11)
 for axis, (name, p) in zip(axes, probabilities.items(), strict=True):
     confidence, right = p.max(-1), p.argmax(-1) == y_test

@@ -92,6 +92,11 @@ print(f"HMC / NOGIN with plain minibatches: {costs['HMC'] / costs['NOGIN, plain'
 assert abs(variances["control variates"] - 1) < 0.05
 
 # %% [markdown]
+# [The table of equal errors](../measured/tables.md#the-cost-of-an-equal-error) has another ratio
+# for a posterior of this size, 959. It counts the processor time of one chain on one core. Here
+# four chains run in one program on two cores, and the clock counts. Both leave out the set-up
+# above.
+#
 # Plain minibatches cannot win here: an effective sample costs them about a pass over the data,
 # whatever the sampler. `sgmcmc.sample(target, ...)` finds these settings by itself, and tests the
 # draws.

@@ -22,7 +22,7 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.nest import map_parts
-from tfp_sgmcmc.kernels.base import OverdampedKernel
+from tfp_sgmcmc.kernels import OverdampedKernel
 from tfp_sgmcmc.kernels.linear_theory import overdamped_law
 
 # %% [markdown]
@@ -65,13 +65,14 @@ class AveragedNoise(OverdampedKernel):
 
 
 # %% [markdown]
-# That is all. It runs in `sample_chain`, in `sgmcmc.sample` with checkpoints, and in `fit`.
+# That is all. It runs in `tfp.mcmc.sample_chain`, in `sgmcmc.sample_chain` with checkpoints, and in
+# `fit`.
 #
 # ## Is it right?
 #
-# On a Gaussian with curvature a the step is linear, so the law of its draws is known in closed
-# form. With $\rho = 1 - \epsilon a / 2$, the pair $(\theta_t, z_t)$ is a linear scheme, and its
-# covariance S solves $S = F S F^T + L L^T$.
+# On a Gaussian with curvature a the step is linear, so the distribution of its draws is known in
+# closed form. With $\rho = 1 - \epsilon a / 2$, the pair $(\theta_t, z_t)$ is a linear scheme,
+# and its covariance S solves $S = F S F^T + L L^T$.
 
 # %%
 from scipy.linalg import solve_discrete_lyapunov  # noqa: E402
@@ -97,17 +98,18 @@ def measured_variance(kernel, chains=40_000):
 
 
 error = 4.9 * (2 / 40_000) ** 0.5  # of a variance of 1 with false-alarm rate 1e-6
-print(f"{'step':>5}{'SGLD':>8}{'law':>8}{'averaged':>10}{'law':>8}   (+- {error:.3f})")
+print(f"{'step':>5}{'SGLD':>8}{'exact':>8}{'averaged':>10}{'exact':>8}   (+- {error:.3f})")
 steps = (0.25, 0.5, 1.0, 2.0)
 for epsilon in steps:
     plain = measured_variance(sgmcmc.SGLD(target, epsilon))
     averaged = measured_variance(AveragedNoise(target, epsilon))
-    laws = overdamped_law(epsilon, 1.0).temperature, exact_variance(epsilon)
-    print(f"{epsilon:5}{plain:8.3f}{laws[0]:8.3f}{averaged:10.3f}{laws[1]:8.3f}")
-    assert abs(plain / laws[0] - 1) < error and abs(averaged / laws[1] - 1) < error
+    exact = overdamped_law(epsilon, 1.0).temperature, exact_variance(epsilon)
+    print(f"{epsilon:5}{plain:8.3f}{exact[0]:8.3f}{averaged:10.3f}{exact[1]:8.3f}")
+    assert abs(plain / exact[0] - 1) < error and abs(averaged / exact[1] - 1) < error
 
 # %% [markdown]
-# The draws have the law that the equation says, and the new scheme's variance is 1 at every step.
+# The draws have the variances that the equation says, and the new scheme's variance is 1 at every
+# step.
 #
 # A test that cannot fail proves nothing. So break the sampler, and see that the test rejects it.
 # The usual mistake is a noise that is drawn once and used twice:
@@ -121,14 +123,14 @@ class Broken(AveragedNoise):
 
 
 wrong = measured_variance(Broken(target, 0.5))
-print(f"broken: {wrong:.3f}, law {exact_variance(0.5):.3f}")
+print(f"broken: {wrong:.3f}, exact {exact_variance(0.5):.3f}")
 assert abs(wrong / exact_variance(0.5) - 1) > error
 
 # %% [markdown]
 # ## What it does not do
 #
 # The trick is for exact gradients. The noise of minibatches is not averaged over two steps, and
-# heats the chain as it heats SGLD:
+# widens the draws as it widens those of SGLD:
 
 # %%
 noises = np.linspace(0, 8, 50)

@@ -278,7 +278,7 @@ def test_independent_draws_that_stick_are_left_to_nuts() -> None:
     draws = PreparedKernel(None, None, None, None, (), certify=lambda x: None)  # ty: ignore
     stuck = draw_checks.DrawCheck([Flag("wrong", "few", "")], "", 6.0, {})
     assert target_driver.is_misfit(draws, stuck)
-    assert target_driver.is_misfit(draws, stuck._replace(lacking=0.5))  # exact weights disagree
+    assert target_driver.is_misfit(draws, stuck._replace(lacking=0.5))  # the weights disagree
     assert not target_driver.is_misfit(draws, stuck._replace(lacking=2.0))
     assert not target_driver.is_misfit(dataclasses.replace(draws, certify=None), stuck)
 

@@ -103,7 +103,7 @@ def test_another_protocol_says_nothing_against_the_paper(
     assert "Not repeated: figure 3b." in found
     assert "The paper does not give, and chosen here: the seed." in found
     assert "- 0 of them were run with all settings that the paper gives, and 0 of these" in found
-    assert "under other settings are of `test_page`, each with its likely cause" in found
+    assert "under other settings: `test_page`. [Each has its likely cause]" in found
     assert found.index("- 2 claims of the papers") < found.index("| experiment | claims")
 
 

@@ -46,10 +46,19 @@ def test_flags_stand_below_with_their_grades(result: Any) -> None:
 def test_a_certificate_is_told_if_it_can_be_believed(result: Any) -> None:
     for is_reliable in (True, False):
         found = types.SimpleNamespace(
-            is_reliable=is_reliable, mean_offset={"a": -0.02}, sd_ratio={"a": np.array([0.97])}
+            is_reliable=is_reliable,
+            num_draws=2000,
+            mean_offset={"a": -0.02, "b": np.array([0.01, np.nan])},  # NaN: a constant
+            mean_offset_error={"a": 0.005, "b": np.array([0.04, np.nan])},
+            sd_ratio={"a": 0.97, "b": np.array([1.01, np.nan])},
+            sd_ratio_error={"a": 0.012, "b": np.array([0.05, np.nan])},
         )
         text = repr(dataclasses.replace(result, certificate=found))
-        assert ("means are within 0.02 sd and sds within 3 %" in text) == is_reliable
+        line = (
+            "Certificate: beside 2,000 importance-weighted draws, means differ by up to "
+            "0.020 +- 0.005 sd, sds by up to 3.0 +- 1.2 %.\n"
+        )
+        assert (line in text + "\n") == is_reliable
 
 
 def test_the_summary_has_all_entries(result: Any) -> None:

@@ -35,7 +35,7 @@ _NOTED_EXCESS, _NOTED_SHIFT = 0.04, 0.05
 _MOST_DIVERGENCES = 0.01  # share of draws
 _MOST_ROUNDED = 0.05  # share of draws
 _FUNNEL = 0.03  # of means and standard deviations, by moves along a funnel
-_CERTAIN = 0.05  # by exact weights, of means in standard deviations and of standard deviations
+_CERTAIN = 0.05  # by importance weights, of means in standard deviations and of standard deviations
 
 
 class DrawCheck(NamedTuple):
@@ -93,12 +93,14 @@ def check_draws(
     )
     if certificate is not None and certificate.is_reliable:
         flags += _flags_of_certificate(certificate, varies)
-        offset = _largest(varies, certificate.mean_offset)
-        ratio = _largest(varies, certificate.sd_ratio, 1.0)
+        c = certificate
+        offset, offset_error = _largest_and_error(varies, c.mean_offset, 0.0, c.mean_offset_error)
+        ratio, ratio_error = _largest_and_error(varies, c.sd_ratio, 1.0, c.sd_ratio_error)
         line += (
-            f" Their means are within {offset:.3f} standard deviations of the posterior's, and "
-            f"their standard deviations within {100 * ratio:.2g} %, by exact weights with Pareto k "
-            f"= {certificate.pareto_k:.2f}."
+            f" Beside {c.num_draws:,} importance-weighted draws of the posterior (Pareto k "
+            f"{c.pareto_k:.2f}), their means differ by up to {offset:.3f} +- {offset_error:.3f} "
+            f"standard deviations, and their standard deviations by up to {100 * ratio:.1f} +- "
+            f"{100 * ratio_error:.1f} %."
         )
     if prepared.gradients is None:
         return DrawCheck(flags, line, goal / found.ess, measured, certificate)
@@ -301,7 +303,7 @@ def _flags_of_gradients(fit: GradientFit) -> list[Flag]:
 
 
 def _flags_of_certificate(certificate: Certificate, varies: list[np.ndarray]) -> list[Flag]:
-    """Returns a flag if exact weights show that means or standard deviations are off."""
+    """Returns a flag if importance weights show that means or standard deviations are off."""
     c = certificate
     offset = _largest(varies, c.mean_offset, 0.0, c.mean_offset_error)
     ratio = _largest(varies, c.sd_ratio, 1.0, c.sd_ratio_error)
@@ -310,7 +312,7 @@ def _flags_of_certificate(certificate: Certificate, varies: list[np.ndarray]) ->
     return [
         Flag(
             "wrong",
-            f"Exact weights show that a mean is off by {_largest(varies, c.mean_offset):.2f} "
+            f"Importance weights show that a mean is off by {_largest(varies, c.mean_offset):.2f} "
             "standard deviations, or a standard deviation by "
             f"{100 * _largest(varies, c.sd_ratio, 1.0):.0f} %: see result.certificate.",
             "Ask for more results.",
@@ -326,6 +328,16 @@ def _varying(states: Any) -> list[np.ndarray]:
     """
     found = [np.any(x != x[:1, :1], axis=(0, 1)) for x in tf.nest.flatten(states)]
     return found if any(x.any() for x in found) else [np.ones_like(x) for x in found]
+
+
+def _largest_and_error(varies: Any, nest: Any, center: float, errors: Any) -> tuple[float, float]:
+    """Returns the largest distance of a number from `center`, and its standard error."""
+    values, of_values = (
+        np.concatenate([x[v] for x, v in zip(tf.nest.flatten(part), varies, strict=True)])
+        for part in (nest, errors)
+    )
+    largest = np.argmax(np.abs(values - center))
+    return float(abs(values[largest] - center)), float(of_values[largest])
 
 
 def _largest(varies: Any, nest: Any, center: float = 0.0, errors: Any = None) -> float:

@@ -131,14 +131,14 @@ def sample(
 
     \[ \min(\mathtt{min\_ess},\, R C / 2). \]
 
-    If it does not, if chains disagree, or if exact weights or the gradients at the draws show that
-    means or variances are off, the draws are made again: with more steps, if that takes a minute at
-    most, or with all examples. What remains is in `result.flags`, each with a grade, a cause and a
-    remedy: "wrong" for a check that failed, which takes away `result.is_trusted`, "doubt" for what
-    could not be checked, both with a warning, and "note" for what is unusual and fine.
-    `result.explanation` lists what was done and why, and `result.choices` holds all settings, with
-    the program that does the same by hand. The choice depends on measured times, so other machines
-    may choose differently. The same choices and seed give the same chain.
+    If it does not, if chains disagree, or if importance weights or the gradients at the draws show
+    that means or variances are off, the draws are made again: with more steps, if that takes a
+    minute at most, or with all examples. What remains is in `result.flags`, each with a grade, a
+    cause and a remedy: "wrong" for a check that failed, which takes away `result.is_trusted`,
+    "doubt" for what could not be checked, both with a warning, and "note" for what is unusual and
+    fine. `result.explanation` lists what was done and why, and `result.choices` holds all settings,
+    with the program that does the same by hand. The choice depends on measured times, so other
+    machines may choose differently. The same choices and seed give the same chain.
 
     Where the curvature at a mode does not describe the posterior (funnels, several modes,
     likelihoods without second derivatives), NUTS on all data starts anew from places near the

@@ -1,4 +1,4 @@
-"""How far the draws of any sampler are from the posterior, by exact weights of other draws.
+"""The differences of any sampler's draws from the posterior, by importance weights of others.
 
 The other draws come from a normal distribution near the posterior, found from gradients at its own
 draws or by rounds of weighted draws.
@@ -132,7 +132,7 @@ def fit_kl_normal(
 
 @dataclasses.dataclass(frozen=True)
 class Certificate:
-    r"""How far draws are from the posterior: the result of `certify`, and of `sample`.
+    r"""The differences of draws from the posterior: the result of `certify`, and of `sample`.
 
     Nests have the structure of the model's parameters, and shapes without draws and chains.
 

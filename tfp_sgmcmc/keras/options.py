@@ -56,7 +56,7 @@ _OLD = {"make_kernel_fn", *_COLLECT, *_CHAINS, *_OUTPUT}
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Collect:
-    r"""Which states of a chain are kept.
+    r"""Decides which states of a chain are kept.
 
     Burn-in that is left out takes half of the steps of the first `fit`. Thinning that is left out
     keeps about `num_results` states of that `fit`. A later `fit` of the same callback goes on with
@@ -64,6 +64,7 @@ class Collect:
     first `fit`.
 
     Examples:
+      >>> from tfp_sgmcmc.keras import Collect
       >>> Collect(1000, 9).num_burnin_steps
       1000
       >>> Collect().over(steps_per_epoch=50, num_epochs=40)[:2]  # of 2,000 steps
@@ -189,9 +190,10 @@ class Collect:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chains:
-    """How many chains run side by side on the same batches, and where they start.
+    """The number of chains that run side by side on the same batches, and their starts.
 
     Examples:
+      >>> from tfp_sgmcmc.keras import Chains
       >>> Chains(4).initial_states
       'initializers'
 

@@ -125,16 +125,18 @@ class CorrectedLangevin(tfp.mcmc.TransitionKernel):
     More dimensions are accepted less often.
 
     Examples:
-      With `target` and `sample` as in `StochasticGradientKernel`; every step uses all data:
+      With `x` and `target` as in the example of `MinibatchLogProb`, the mean of 1,000 numbers.
+      Every step uses all of them:
 
       >>> kernel = tfp.mcmc.DualAveragingStepSizeAdaptation(
       ...     sgmcmc.CorrectedLangevin(target, step_size=1e-3),
       ...     num_adaptation_steps=400, target_accept_prob=0.574)
-      >>> samples, results = sample(kernel)
-      >>> bool(abs(tf.reduce_mean(samples) - x.mean()) < 0.02)
+      >>> result = sgmcmc.sample_chain(
+      ...     kernel, tf.zeros([]), 2000, num_burnin_steps=500, seed=0, progress_bar=False,
+      ...     trace_fn=lambda _, results: results.inner_results.is_accepted)
+      >>> bool(abs(result.states.mean() - x.mean()) < 0.02)
       True
-      >>> accepted = results.inner_results.is_accepted
-      >>> 0.4 < float(tf.reduce_mean(tf.cast(accepted, tf.float32))) < 0.75
+      >>> 0.4 < float(result.trace.mean()) < 0.75  # the share of accepted steps
       True
 
     Args:

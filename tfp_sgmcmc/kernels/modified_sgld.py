@@ -60,10 +60,12 @@ class ModifiedSGLD(OverdampedKernel):
     samples a step.
 
     Examples:
-      With `target` and `sample` as in `StochasticGradientKernel`:
+      With `x` and `target` as in the example of `MinibatchLogProb`, the mean of 1,000 numbers:
 
-      >>> samples, results = sample(sgmcmc.ModifiedSGLD(target, step_size=1e-4))
-      >>> bool(abs(tf.reduce_mean(samples) - x.mean()) < 0.02)
+      >>> result = sgmcmc.sample_chain(
+      ...     sgmcmc.ModifiedSGLD(target, step_size=1e-4), tf.zeros([]), 2000,
+      ...     num_burnin_steps=500, seed=0, progress_bar=False)
+      >>> bool(abs(result.states.mean() - x.mean()) < 0.02)
       True
 
     Args:

@@ -69,7 +69,7 @@ SAMPLERS = (
         variants=(
             Variant(
                 "`SGLD` with `RMSprop`",
-                "as `SGLD`, with M = diag(1/(λ + √V))",
+                "as `SGLD`, with M = diag(1/(δ + √v))",
                 "coordinates of very different scales, networks (pSGLD)",
             ),
             Variant(
@@ -95,7 +95,7 @@ SAMPLERS = (
     RegisteredSampler(
         "SGFS",
         "SGFS",
-        "θ ← θ + 2 (γ N V + 4B/ε)^-1 (g + η), η ~ N(0, 4 T B/ε)",
+        "θ ← θ + 2 (γ N V + 4B/ε)^-1 (g + (4 T B/ε)^½ z)",
         "large, preconditioned steps; exact for a Gaussian posterior at every step size",
         lambda target, h, friction, noise, c: sgmcmc.SGFS(target, alpha=2 / h, covariance=c),
         uses_covariance=True,
@@ -111,7 +111,7 @@ SAMPLERS = (
     RegisteredSampler(
         "SGHMC",
         "SGHMC",
-        "θ ← θ + h p; p ← p + h g − h A p + N(0, 2h (A T I − h/2 Σ))",
+        "θ ← θ + h p; p ← p + h g − h A p + (2h (A T I − h/2 Σ))^½ z",
         "gradient noise of known Σ, with a friction above h λmax(Σ)/2",
         lambda target, h, friction, noise, c: sgmcmc.SGHMC(target, h, friction + h * noise, c),
         uses_covariance=True,
@@ -119,14 +119,14 @@ SAMPLERS = (
     RegisteredSampler(
         "SGNHT",
         "SGNHT",
-        "p ← p + h g − h ξ p + (2 A h T)^½ z; ξ ← ξ + h/μ (p·p/d − T)",
+        "p ← p + h g − h ξ p + (2 A h T)^½ z; ξ ← ξ + h/μ (p·p/D − T)",
         "gradient noise of unknown size that is the same everywhere",
         lambda target, h, friction, *_: sgmcmc.SGNHT(target, h, friction),
     ),
     RegisteredSampler(
         "CCAdL",
         "CCAdL",
-        "the step of `NOGIN`, with the friction ξ ← ξ + h/μ (p·(p + h/2 g)/d − T)",
+        "the step of `NOGIN`, with the friction ξ ← ξ + h/μ (p·(p + h/2 g)/D − T)",
         "gradient noise that changes with θ",
         lambda target, h, friction, noise, c: sgmcmc.CCAdL(target, h, friction, c),
         uses_covariance=True,
@@ -134,7 +134,7 @@ SAMPLERS = (
     RegisteredSampler(
         "NOGIN",
         "NOGIN",
-        "half a step of θ; kick; p ← 2 ((1 + λ²) I + h²/4T Σ)^-1 p − p; the same kick; half a step",
+        "θ ← θ + h/2 p; p ← p + k; p ← 2 ((1 + κ) I + h²/4T Σ)^-1 p − p; p ← p + k; θ ← θ + h/2 p",
         "the largest steps: second order at every noise level, exact for a Gaussian posterior",
         lambda target, h, friction, noise, c: sgmcmc.NOGIN(target, h, friction, c),
         uses_covariance=True,
@@ -160,7 +160,7 @@ SAMPLERS = (
                 "`IndependentMetropolis`",
                 "draws of a fitted normal with heavy tails, with a Metropolis-Hastings test",
                 "posteriors near a normal, D up to hundreds; `sample` begins with it, and "
-                "proves it by weights",
+                "checks it by importance weights",
             ),
         ),
     ),

@@ -84,10 +84,12 @@ class SGFS(StochasticGradientKernel):
     0.5 and 1 leave variances exact, and give 0.025, 0.12 and 0.25 effective samples a step.
 
     Examples:
-      With `target` and `sample` as in `StochasticGradientKernel`:
+      With `x` and `target` as in the example of `MinibatchLogProb`, the mean of 1,000 numbers:
 
-      >>> samples, results = sample(sgmcmc.SGFS(target, alpha=0.))
-      >>> bool(abs(tf.math.reduce_std(samples) / (x.std() / 1000**.5) - 1.) < 0.2)
+      >>> result = sgmcmc.sample_chain(
+      ...     sgmcmc.SGFS(target, alpha=0.), tf.zeros([]), 2000,
+      ...     num_burnin_steps=500, seed=0, progress_bar=False)
+      >>> bool(abs(result.states.std() / (x.std() / 1000**.5) - 1.) < 0.2)
       True
 
     Args:

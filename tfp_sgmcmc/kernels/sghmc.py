@@ -68,12 +68,15 @@ class SGHMC(MomentumKernel):
     effective samples a step.
 
     Examples:
-      With `target` and `sample` as in `StochasticGradientKernel`:
+      With `x` and `target` as in the example of `MinibatchLogProb`, the mean of 1,000 numbers:
 
-      >>> samples, results = sample(sgmcmc.SGHMC(target, step_size=0.003, friction=60.))
-      >>> bool(abs(tf.reduce_mean(samples) - x.mean()) < 0.02)
+      >>> result = sgmcmc.sample_chain(
+      ...     sgmcmc.SGHMC(target, step_size=0.003, friction=60.), tf.zeros([]), 2000,
+      ...     num_burnin_steps=500, trace_fn=lambda _, results: results.num_small_friction, seed=0,
+      ...     progress_bar=False)
+      >>> bool(abs(result.states.mean() - x.mean()) < 0.02)
       True
-      >>> int(results.num_small_friction[-1])
+      >>> int(result.trace[-1])  # steps whose friction was too small for the noise
       0
 
     Args:

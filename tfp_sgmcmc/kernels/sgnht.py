@@ -84,14 +84,17 @@ class SGNHT(MomentumKernel):
     At 0.5 and 1 no xi holds its momenta at T: xi grows until the chain overflows.
 
     Examples:
-      With `target` and `sample` as in `StochasticGradientKernel`:
+      With `x` and `target` as in the example of `MinibatchLogProb`, the mean of 1,000 numbers:
 
       >>> kernel = sgmcmc.SGNHT(target, step_size=0.003, friction=30., scheme="adodab")
-      >>> samples, results = sample(kernel)
-      >>> bool(abs(tf.reduce_mean(samples) - x.mean()) < 0.02)
+      >>> result = sgmcmc.sample_chain(
+      ...     kernel, tf.zeros([]), 2000,
+      ...     num_burnin_steps=500, trace_fn=lambda _, results: results.thermostat, seed=0,
+      ...     progress_bar=False)
+      >>> bool(abs(result.states.mean() - x.mean()) < 0.02)
       True
-      >>> results.thermostat.shape
-      TensorShape([2000])
+      >>> result.trace.shape  # the thermostat
+      (2000,)
 
     Args:
       target_log_prob_fn: a target such as `MinibatchLogProb`, or a callable (exact gradients).

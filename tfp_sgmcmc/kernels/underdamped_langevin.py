@@ -72,14 +72,17 @@ class UnderdampedLangevin(MomentumKernel):
     and give 0.05, 0.27 and 0.72.
 
     Examples:
-      With `target` and `sample` as in `StochasticGradientKernel`:
+      With `x` and `target` as in the example of `MinibatchLogProb`, the mean of 1,000 numbers:
 
       >>> exact = sgmcmc.FullDataLogProb(target)
       >>> kernel = sgmcmc.UnderdampedLangevin(exact, step_size=0.04, friction=10.)
-      >>> samples, results = sample(kernel)
-      >>> bool(abs(tf.reduce_mean(samples) - x.mean()) < 0.02)
+      >>> result = sgmcmc.sample_chain(
+      ...     kernel, tf.zeros([]), 2000,
+      ...     num_burnin_steps=500, trace_fn=lambda _, results: results.kinetic_temperature, seed=0,
+      ...     progress_bar=False)
+      >>> bool(abs(result.states.mean() - x.mean()) < 0.02)
       True
-      >>> bool(abs(tf.reduce_mean(results.kinetic_temperature) - 1) < 0.2)
+      >>> bool(abs(result.trace.mean() - 1) < 0.2)
       True
 
     Args:

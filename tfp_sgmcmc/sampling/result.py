@@ -142,8 +142,8 @@ class SampleResult:
       choices: the settings that `sample` chose, which can be printed; None for `sample_chain`.
       explanation: what `sample` did and why, a sentence a line; empty for `sample_chain`.
       flags: sentences about the draws, each a `Flag` with a grade: "note", "doubt" or "wrong".
-      certificate: how far the draws are from the posterior, by exact weights (see `certify`); None
-        where that would take long, and for `sample_chain`.
+      certificate: how far the draws are from the posterior, by importance weights (see `certify`);
+        None where that would take long, and for `sample_chain`.
     """
 
     states: Any

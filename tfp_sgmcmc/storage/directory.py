@@ -31,12 +31,13 @@ Resume = Literal["auto", "must", "never"] | bool
 
 @dataclasses.dataclass(frozen=True)
 class Directory:
-    """Where a run keeps its draws and checkpoints, and whether it resumes a run that is there.
+    """The folder of a run, for its draws and checkpoints, and whether a run in it is resumed.
 
     A plain path in place of a `Directory` takes the defaults.
 
     Examples:
-      >>> Directory("run", resume="must").seconds_between_commits
+      >>> import tfp_sgmcmc as sgmcmc
+      >>> sgmcmc.Directory("run", resume="must").seconds_between_commits
       10.0
 
     Args:

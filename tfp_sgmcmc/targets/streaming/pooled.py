@@ -51,7 +51,7 @@ class Pass(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PoolReport:
-    """How a pool was drawn, and the error that it leaves.
+    """The passes in which a pool was drawn, and the error that it leaves.
 
     Attributes:
       num_examples: N.
