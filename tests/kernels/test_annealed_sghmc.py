@@ -9,6 +9,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.by_hand import MODEL, SEED
+from tfp_sgmcmc.kernels import annealed_sghmc
 from tfp_sgmcmc.kernels.annealed_sghmc import AnnealedSGHMC
 
 N, CHAINS = 50, 400
@@ -175,3 +176,39 @@ def test_without_gradient_the_prior_takes_a_share_of_the_state() -> None:
     state = tf.constant([[1.0, -2.0]], tf.float64)
     moved, _ = kernel.one_step(state, kernel.bootstrap_results(state), seed=SEED)
     np.testing.assert_allclose(moved, (1 - 0.2) * state, rtol=1e-9)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("mass_averaging", [None, 0.25])
+def test_parts_that_move_as_one_move_as_they_do_alone(
+    mass_averaging: float | None, jit_compile: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten parts of two chains, with settings by part and a center, without noise."""
+    sizes = [3, 1, 2, 5, 1, 4, 2, 2, 1, 3]
+    x = np.random.default_rng(3).normal(size=[N, sum(sizes)])
+
+    def line(*theta: Any) -> tf.Tensor:
+        *parts, batch = theta
+        return -0.5 * tf.linalg.matvec(batch, tf.concat(parts, -1)) ** 2
+
+    target = sgmcmc.MinibatchLogProb(lambda *theta: tf.zeros_like(theta[0][..., 0]), line, x, N)
+    state = [tf.random.stateless_normal([2, n], [n, 1], dtype=tf.float64) for n in sizes]
+    kernel = AnnealedSGHMC(
+        target, 0.1, [1.0 + i for i in range(10)], [tf.range(1.0, 1 + n) for n in sizes], 4.0,
+        temperature=1e-30, centers=[(2, 6, 0.5)], mass_averaging=mass_averaging,
+    )  # fmt: skip
+
+    def moved(fewest: int) -> Any:
+        monkeypatch.setitem(annealed_sghmc._PACKED, "fewest", fewest)
+        step = tf.function(lambda *x: kernel.one_step(*x, seed=SEED), jit_compile=jit_compile)
+        theta, results = state, kernel.bootstrap_results(state)
+        for _ in range(3):
+            theta, results = step(theta, results)
+        return theta, results
+
+    (alone, before), (together, results) = moved(11), moved(10)
+    assert len(before.momentum) == 10 and [p.shape for p in results.momentum] == [[2, sum(sizes)]]
+    for found, want in zip(together, alone, strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-9)
+    for name in ("kinetic_temperature", "squared_gradient", "gradient_norm", "step_size"):
+        np.testing.assert_allclose(getattr(results, name), getattr(before, name), rtol=1e-9)

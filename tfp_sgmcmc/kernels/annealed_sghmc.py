@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.checks import number, positive
 from tfp_sgmcmc.internal.nest import State, map_parts, num_entries, sum_events
+from tfp_sgmcmc.internal.packing import Packing
 from tfp_sgmcmc.kernels.base import StepSize, StochasticGradientKernel, number_at, value_at
 from tfp_sgmcmc.kernels.momentum import scaled
 
+_PACKED = {"small": 2**16, "fewest": 8}  # small parts of a state, which move as one
 _MOST_NOISE = 4.0  # larger squared gradients than this many running means are clipped
 
 
@@ -20,12 +23,13 @@ class AnnealedSGHMCResults(NamedTuple):
     """Results of a step of `AnnealedSGHMC`: the fields of all kernels and four more.
 
     Attributes:
-      momentum: the velocity v, in the structure of the state.
+      momentum: the velocity v, in the structure of the state. Of eight or more parts with at most
+        65,536 entries each, it is a list: other parts first, then these as one `[chains..., d]`.
       kinetic_temperature: the mean of N m v^2 / l over the coordinates, `[chains...]`. It is near T
         where the noise of the gradient is small.
       squared_gradient: S, the running mean of Q, `[chains...]`; 0 before the first step.
-      squares: u, the running means of squared gradients, in the structure of the state; `()` if
-        masses are constant.
+      squares: u, the running means of squared gradients, as `momentum`; `()` if masses are
+        constant.
     """
 
     target_log_prob: tf.Tensor
@@ -156,15 +160,17 @@ class AnnealedSGHMC(StochasticGradientKernel):
 
     def _init_results(self, state: State) -> AnnealedSGHMCResults:
         step, zeros = tf.zeros([], tf.int64), self._zeros(state)
+        packing = _packing(state, zeros.shape.rank)
+        still = map_parts(tf.zeros_like, _packed(packing.pack, state))
         cap, _, temperature = self._numbers(step, state, zeros.shape.rank)
         for name in ("mass", "prior_variance"):  # one of a wrong shape raises here
             value_at(self._parameters[name], step, state, name)
         return AnnealedSGHMCResults(
             **self._first_figures(state, zeros, cap + zeros, temperature),
-            momentum=tf.nest.map_structure(tf.zeros_like, state),
+            momentum=still,
             kinetic_temperature=zeros,
             squared_gradient=zeros,
-            squares=tf.nest.map_structure(tf.zeros_like, state) if self._adapts_mass else (),
+            squares=still if self._adapts_mass else (),
         )
 
     def _update(
@@ -177,16 +183,20 @@ class AnnealedSGHMC(StochasticGradientKernel):
             value_at(self._parameters[name], step, state, name)
             for name in ("mass", "prior_variance")
         )
-        a, z = self._parameters["momentum_loss"], random.normal_like(state, noise_seed)
+        a, packing = self._parameters["momentum_loss"], _packing(state, chain_ndims)
 
         estimate = self._target.estimate(state, batch_seed, results.target_state, with_scores=False)
-        centered = self._centered(state, chain_ndims)
         given = getattr(self._target, "examples_of_chains", self._target.num_examples)
         n = tf.cast(given, estimate.log_prob.dtype)
-        g = map_parts(lambda x: scaled(-1 / n, x), self._gradient_of_centered(estimate.gradient))
+        x = _packed(packing.pack, self._centered(state, chain_ndims))
+        g = _packed(packing.pack, self._gradient_of_centered(estimate.gradient))
+        g = map_parts(lambda g: scaled(-1 / n, g), g)
+        estimate = estimate._replace(gradient=_packed(packing.pack, estimate.gradient))
+        m, s = (_packed(packing.pack_settings, setting) for setting in (m, s))
+        z = random.normal_like(x, noise_seed)
         squares = results.squares
         if self._adapts_mass:
-            squares = self._mean_squares(squares, g, step, chain_ndims)
+            squares = self._mean_squares(squares, g, step, packing)
             of_prior = cap / (a * n * w)
             m = map_parts(
                 lambda u, m, s: tf.sqrt(u * m) + scaled(of_prior, tf.ones_like(u)) / s,
@@ -204,12 +214,16 @@ class AnnealedSGHMC(StochasticGradientKernel):
             lambda x, v, g, m, s, z: (1 - a) * v
             - scaled(rate, scaled(shrink, g) + scaled(1 / (n * w), x / s)) / m
             + scaled(spread, z) / tf.sqrt(m),
-            centered, results.momentum, g, m, s, z,
+            x, results.momentum, g, m, s, z,
         )  # fmt: skip
-        theta = self._centered(map_parts(tf.add, centered, v), chain_ndims, sign=-1)
+        moved = map_parts(tf.add, x, v)
+        if packing.joins:
+            if xla.compiles_for_cpu():  # which would compute the step again for each part
+                moved = tf.nest.map_structure(xla.materialized, moved)
+            moved = tf.nest.pack_sequence_as(state, packing.unpack(moved))
 
         energy = sum_events(map_parts(lambda v, m: m * v**2, v, m), chain_ndims)
-        return theta, AnnealedSGHMCResults(
+        return self._centered(moved, chain_ndims, sign=-1), AnnealedSGHMCResults(
             **self._figures(estimate, rate, temperature, results),
             momentum=v,
             kinetic_temperature=n * energy / rate / num_entries(v, chain_ndims),
@@ -221,16 +235,14 @@ class AnnealedSGHMC(StochasticGradientKernel):
     def _adapts_mass(self) -> bool:
         return self._parameters["mass_averaging"] is not None
 
-    def _mean_squares(self, means: State, g: State, step: tf.Tensor, chain_ndims: int) -> State:
+    def _mean_squares(self, means: State, g: State, step: tf.Tensor, packing: Packing) -> State:
         """Returns the running means of squared gradients after a step."""
-
-        def updated(u: tf.Tensor, g: tf.Tensor) -> tf.Tensor:
-            square, axes = g**2, [*range(chain_ndims, g.shape.rank)]
-            first = tf.reduce_mean(square, axes, keepdims=True) + tf.zeros_like(square)
-            u = tf.where(step == 0, first, u)
-            return u + self._parameters["mass_averaging"] * (square - u)
-
-        return map_parts(updated, means, g)
+        squares = map_parts(tf.square, g)
+        flat = tf.nest.flatten(squares)
+        # A branch, because the means over parts of a packed tensor take time.
+        means = tf.cond(step == 0, lambda: packing.means(flat), lambda: tf.nest.flatten(means))
+        weight = self._parameters["mass_averaging"]
+        return map_parts(lambda square, u: u + weight * (square - u), squares, means)
 
     def _centered(self, state: State, chain_ndims: int, sign: float = 1) -> State:
         """Returns the state with outputs at the mean inputs for biases; -1 goes the way back."""
@@ -255,3 +267,14 @@ class AnnealedSGHMC(StochasticGradientKernel):
         """Returns the largest step, w and T at `step`, scalars or `[chains...]`."""
         names = ("step_size", "prior_scale", "temperature")
         return [number_at(self._parameters[n], step, state, chain_ndims, n) for n in names]
+
+
+def _packing(state: State, chain_ndims: int) -> Packing:
+    return Packing(tf.nest.flatten(state), chain_ndims, **_PACKED)
+
+
+def _packed(pack: Callable[[list[tf.Tensor]], list[tf.Tensor]], state: State) -> State:
+    """Returns the parts as `pack` lays them out, in the structure of the state if that is kept."""
+    parts = tf.nest.flatten(state)
+    packed = pack(parts)
+    return packed if len(packed) < len(parts) else tf.nest.pack_sequence_as(state, packed)

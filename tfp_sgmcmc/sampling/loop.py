@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 import tree
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import xla
+from tfp_sgmcmc.internal.packing import Packing
 from tfp_sgmcmc.internal.replicas import Replicas
 from tfp_sgmcmc.internal.xla import no_numeric_checks, traced
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
@@ -21,6 +23,7 @@ from tfp_sgmcmc.targets.base import as_target
 # Limits of the draws that one call keeps. They do not depend on the run, so all compile alike.
 _BUFFER_BYTES = 2**24
 _BUFFER_ROWS = 2**17
+_MANY_PARTS = 8  # of a state, whose small parts are kept side by side
 _NOT_NUMERIC = (tf.string, tf.resource, tf.variant)
 NEVER = 2**62  # the number of a step that no run reaches
 
@@ -118,6 +121,7 @@ class Loop:
             )
             .structured_outputs
         )
+        self._packing = Packing(tree.flatten(self.kept[0]), fewest=_MANY_PARTS)
         #: Rows that one call can keep.
         self.slots = slots or rows_of(self.kept)
         self._graph = tf.function(self._steps, autograph=False, jit_compile=jit_compile)
@@ -138,7 +142,8 @@ class Loop:
         # A concrete function, because TensorFlow warns when many runs trace a function again.
         with no_numeric_checks():
             graph = self._graph.get_concrete_function(*given)
-        tensors, kept, is_finite, lost_at = graph(*given)
+        tensors, rows, is_finite, lost_at = graph(*given)
+        kept = self._unpacked([np.asarray(x) for x in rows])
         return self._pack(tensors), kept, FiniteCheck(bool(is_finite), int(lost_at))
 
     def with_values(self, values: Any) -> Self:
@@ -155,12 +160,18 @@ class Loop:
         """Returns the compiled program of a call with these arguments, without running it."""
         numbers = {"rows": tf.constant(rows), "first": tf.constant(first, tf.int64)}
         given = _tensors(position), *numbers.values(), stride, seed, ()
+
+        def unpacked(*given: Any) -> Any:
+            tensors, rows, *checks = self._steps(*given)
+            return tensors, self._unpacked(rows), *checks
+
+        compiled = tf.function(unpacked, autograph=False, jit_compile=True)
         with no_numeric_checks():
-            graph = self._graph.get_concrete_function(*given)
+            graph = compiled.get_concrete_function(*given)
         arguments = [(f"position_{i}", x) for i, x in enumerate(given[0])]
         arguments += [*numbers.items(), ("seed", seed)]
         arguments += [(f"data_{i}", x) for i, x in enumerate(graph.captured_inputs)]
-        stablehlo = self._graph.experimental_get_compiler_ir(*given)(stage="stablehlo_serialized")
+        stablehlo = compiled.experimental_get_compiler_ir(*given)(stage="stablehlo_serialized")
         outputs = [f"position_{i}" for i in range(len(given[0]))]
         outputs += [f"kept_{i}" for i in range(len(tree.flatten(self.kept)))]
         types = tuple((x.dtype.name, tuple(x.shape)) for x in graph.outputs)
@@ -184,7 +195,7 @@ class Loop:
         size = self.slots if self._jit_compile else tf.maximum(rows, 1)
         arrays = [
             tf.TensorArray(spec.dtype, size, element_shape=spec.shape)
-            for spec in tree.flatten(self.kept)
+            for spec in (*self._packing.parts, *tree.flatten(self.kept[1:]))
         ]
         begin = tensors[0]
         end = begin + tf.where(rows > 0, first + (tf.cast(rows, tf.int64) - 1) * stride, 0)
@@ -210,8 +221,8 @@ class Loop:
             _, state, results = self._pack(tensors)
             kept = self._keep(state, results, values)
             _check_trace(self.kept, kept)
-            pairs = zip(arrays, tree.flatten(kept), strict=True)
-            return [a.write(at, x) for a, x in pairs]
+            rows = *self._packing.pack(tree.flatten(kept[0])), *tree.flatten(kept[1:])
+            return [a.write(at, x) for a, x in zip(arrays, rows, strict=True)]
 
         def and_write(tensors: list[tf.Tensor], lost_at: tf.Tensor, arrays: list[Any]) -> Any:
             # Every step writes to the next row, so the last write is that row's draw. Without a
@@ -236,10 +247,16 @@ class Loop:
             (tensors, tf.constant(NEVER, tf.int64), arrays),
             1 if is_nested else block,
         )
-        kept = tree.unflatten_as(self.kept, [a.stack() for a in arrays])
-        states = tree.flatten((kept[0], self._pack(tensors).state))
+        rows, last = [a.stack() for a in arrays], tree.flatten(self._pack(tensors).state)
+        states = *rows[: len(self._packing.parts)], *Packing(last, fewest=_MANY_PARTS).pack(last)
         finite = [tf.reduce_all(tf.math.is_finite(x)) for x in states if x.dtype.is_floating]
-        return tensors, kept, tf.reduce_all([tf.constant(True), *finite]), lost_at
+        return tensors, rows, tf.reduce_all([tf.constant(True), *finite]), lost_at
+
+    def _unpacked(self, rows: Sequence[Any]) -> Any:
+        """Returns what `_steps` kept, in the structure of `kept`."""
+        num_states = len(self._packing.parts)
+        states = self._packing.unpack(rows[:num_states])
+        return tree.unflatten_as(self.kept, [*states, *rows[num_states:]])
 
     def _one_step(
         self, kernel: tfp.mcmc.TransitionKernel, position: Position, seed: tf.Tensor

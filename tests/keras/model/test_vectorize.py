@@ -144,6 +144,27 @@ def test_an_error_of_the_function_is_its_own():
         Mapper(compiled(keras.Input([2])))(fails, tf.zeros([2]))
 
 
+@pytest.mark.parametrize("jit_compile", [True, False])
+def test_xla_on_a_cpu_calls_convolutions_once_for_each_chain(jit_compile: bool) -> None:
+    """Convolutions with kernels of their own would be mapped to ones that XLA computes slowly."""
+    model, calls = compiled(keras.Input([4, 4, 4]), keras.layers.Conv2D(4, 2)), []
+    mapper = Mapper(model, unrolls=True)
+    images = tf.random.stateless_normal([2, 4, 4, 4], SEED)
+    kernels = tf.random.stateless_normal([C, 2, 2, 4, 4], SEED)
+
+    def convolved(kernel: tf.Tensor) -> dict[str, tf.Tensor]:
+        calls.append(kernel)
+        return {"images": tf.nn.conv2d(images, kernel, 1, "VALID")}
+
+    fn = tf.function(lambda x: mapper(convolved, x), autograph=False, jit_compile=jit_compile)
+    found = fn(kernels)["images"]
+    assert all(k.shape == kernels.shape[1:] for k in calls) and found.shape == [C, 2, 3, 3, 4]
+    operations = [o.type for o in fn.get_concrete_function(kernels).graph.get_operations()]
+    assert (operations.count("Conv2D") == C) == jit_compile
+    for kernel, image in zip(kernels, found, strict=True):
+        np.testing.assert_allclose(image, convolved(kernel)["images"], rtol=1e-4, atol=1e-5)
+
+
 MATRIX = tf.zeros([4, 5])
 
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfp_sgmcmc.diagnostics.weighted import travel
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.checks import accepts, positive
-from tfp_sgmcmc.keras.chain.chain_state import Packing
+from tfp_sgmcmc.internal.packing import Packing
 from tfp_sgmcmc.schedules import Cyclical
 
 NEVER = np.iinfo(np.int64).max  # the first step to keep while the end of burn-in is unknown
@@ -184,7 +184,7 @@ class RingBuffer:
         if num_kept == num_taken:
             return [], np.zeros([0], np.int64), np.zeros([0])
         rings = [ring.numpy() for ring in self._rings]
-        steps, step_sizes, *values = self._packing.unpack(rings, lead=(self._num_slots,))
+        steps, step_sizes, *values = self._packing.unpack(rings)
         slots = np.arange(num_taken, num_kept) % self._num_slots
         slots = slots[steps[slots] < before]
         return [x[slots] for x in values], steps[slots], step_sizes[slots]

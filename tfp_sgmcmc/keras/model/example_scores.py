@@ -36,6 +36,8 @@ _NOT_TWICE = (
     keras.layers.SeparableConv2D,
 )
 
+_CONVOLUTIONS = (*internals.CONVOLUTIONS, *_NOT_TWICE)
+
 _ONE_BY_ONE = (
     "The scores of single examples, which the kernel asks for, come from one pass of the model "
     "after another, which is slow. {reason} num_groups=G of SamplerCallback lowers the number of "
@@ -53,10 +55,13 @@ class Mapper:
     Args:
       model: a built model, which the functions evaluate.
       message: a warning of the first loop, with a field `{reason}`. None gives no warning.
+      unrolls: whether to call the function once for each element where a model with convolutions is
+        compiled for a CPU. XLA takes ten times as long for convolutions with mapped kernels, and
+        for those in loops. This is for a few elements, such as chains.
     """
 
-    def __init__(self, model: keras.Model, message: str | None = None):
-        self._model, self._message = model, message
+    def __init__(self, model: keras.Model, message: str | None = None, unrolls: bool = False):
+        self._model, self._message, self._unrolls = model, message, unrolls
         self._unsafe: dict[Any, str | None] = {}  # operations by what decides whether they are safe
 
     def __call__(
@@ -71,6 +76,12 @@ class Mapper:
         `num_rows` is the number of rows that `fn` reads besides its element, if it is known.
         `maps_examples` states whether `fn` maps over them.
         """
+        if self._unrolls and xla.compiles_for_cpu() and self._has_convolutions:
+            found = [
+                fn(tf.nest.map_structure(lambda x, i=i: x[i], elements))
+                for i in range(tf.nest.flatten(elements)[0].shape[0])
+            ]
+            return tf.nest.map_structure(lambda *x: tf.stack(x), *found)
         try:
             reason = self._reason(fn, elements, num_rows, maps_examples)
             if reason is None:
@@ -85,6 +96,10 @@ class Mapper:
             warnings.warn(self._message.format(reason=reason), stacklevel=2)
             self._message = None
         return found
+
+    @property
+    def _has_convolutions(self) -> bool:
+        return any(isinstance(layer, _CONVOLUTIONS) for layer in internals.layers(self._model))
 
     def _reason(
         self, fn: Callable[[Any], Any], elements: Any, num_rows: Any, maps_examples: bool
@@ -154,7 +169,7 @@ class ExampleScores:
         self._prepared = False
         self._map_examples = Mapper(model, _ONE_BY_ONE)
         #: Maps a function over chains.
-        self.map_chains = Mapper(model)
+        self.map_chains = Mapper(model, unrolls=True)
 
     def num_scores(self, num_rows: Any) -> int | None:
         """Returns the largest number of scores for a replica's rows, or None if it is not known."""
