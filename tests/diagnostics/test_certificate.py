@@ -1,5 +1,6 @@
 """Pareto's k, weighted samples and certificates, against laws that are known."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -9,6 +10,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.diagnostics import pareto_shape
+from tfp_sgmcmc.diagnostics.certificate import Certificate
 from tfp_sgmcmc.diagnostics.weighted_sample import (
     Proposal,
     WeightedSample,
@@ -44,6 +46,14 @@ def test_shapes_of_weights_that_are_no_numbers() -> None:
     assert pareto_shape(np.array([*np.zeros(1000), np.nan])) == np.inf
     assert pareto_shape(np.array([*np.full(1000, -np.inf), 0.0])) == np.inf
     assert pareto_shape(np.zeros(10)) == np.inf
+
+
+@pytest.mark.parametrize(
+    ("k", "words"), [(0.321, "Pareto k 0.32"), (-0.2, "Pareto k below 0"), (-np.inf, "k below 0")]
+)
+def test_the_shape_in_words(k: float, words: str) -> None:
+    names = [field.name for field in dataclasses.fields(Certificate)]
+    assert words in str(Certificate(**dict.fromkeys(names, 1.0) | {"pareto_k": k}))
 
 
 def test_a_proposal_is_fitted_in_any_units() -> None:

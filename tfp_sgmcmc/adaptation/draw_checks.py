@@ -97,9 +97,9 @@ def check_draws(
         offset, offset_error = _largest_and_error(varies, c.mean_offset, 0.0, c.mean_offset_error)
         ratio, ratio_error = _largest_and_error(varies, c.sd_ratio, 1.0, c.sd_ratio_error)
         line += (
-            f" Beside {c.num_draws:,} importance-weighted draws of the posterior (Pareto k "
-            f"{c.pareto_k:.2f}), their means differ by up to {offset:.3f} +- {offset_error:.3f} "
-            f"standard deviations, and their standard deviations by up to {100 * ratio:.1f} +- "
+            f" Beside {c.num_draws:,} importance-weighted draws of the posterior ({c.tail}), "
+            f"their means differ by up to {offset:.3f} +- {offset_error:.3f} standard deviations, "
+            f"and their standard deviations by up to {100 * ratio:.1f} +- "
             f"{100 * ratio_error:.1f} %."
         )
     if prepared.gradients is None:

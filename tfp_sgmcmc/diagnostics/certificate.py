@@ -170,6 +170,11 @@ class Certificate:
         """Whether the figures can be believed: whether `pareto_k` is at most 0.7."""
         return self.pareto_k <= MOST_K
 
+    @property
+    def tail(self) -> str:
+        """The Pareto k of the weights in words; below 0 weights are bounded, however far."""
+        return f"Pareto k {self.pareto_k:.2f}" if self.pareto_k >= 0 else "Pareto k below 0"
+
     def __str__(self) -> str:
         verdict = "The figures can be believed."
         if not self.is_reliable:
@@ -178,8 +183,8 @@ class Certificate:
                 "too far from a normal distribution, or the draws are too few or too far off."
             )
         lines = [
-            f"{self.num_draws} weighted draws, efficiency {self.efficiency:.3g}, Pareto k "
-            f"{self.pareto_k:.2f}. {verdict}",
+            f"{self.num_draws} weighted draws, efficiency {self.efficiency:.3g}, {self.tail}. "
+            f"{verdict}",
             f"{'parameter':<20} {'mean':>12} {'sd':>12} {'offset (sd)':>18} {'sd ratio':>18}",
         ]
         names = part_names(self.mean, "")
