@@ -49,6 +49,11 @@ class RowSums:
                 r = r + x @ w.astype(x.dtype)
             return np.array([f(r).sum(dtype=np.float64) for f in (np.sin, np.cos)])
 
+    def equals(self, other: RowSums) -> bool:
+        """Returns whether another object computes the same sums."""
+        pairs = zip(self.weights, other.weights, strict=True)
+        return self.offset == other.offset and all(np.array_equal(x, y) for x, y in pairs)
+
     def differ(self, one: np.ndarray, other: np.ndarray, count: int) -> bool:
         """Returns whether two sums over `count` rows differ by more than rounding explains."""
         # Rounding moves r by about this much, in each row by chance or in all rows alike.

@@ -155,6 +155,7 @@ class StreamedLogProb(Target):
             assert_finite(leaf, "dataset")
         self._given_rows, self._num_passes = given, 0
         self._row_sums, self._sums = RowSums.scaled_to(first), dict[int, np.ndarray]()
+        self._first_sums = given, self._row_sums(first)
         size = (
             given if batch_size is None else integer("batch_size", batch_size, 1, self.num_examples)
         )
