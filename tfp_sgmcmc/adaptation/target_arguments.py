@@ -142,6 +142,7 @@ def pool_of(
         if folder is not None and _has_data(folder, target, show):
             return pooled.load(folder / pooled.FILE, target, initial_state)
         pool, report = draw_pool(target, initial_state, jit_compile=jit_compile, show=show)
+    pool._data_are_recorded = True
     if folder is not None:
         data_record.save(folder / data_record.FILE, target)
         pooled.save(folder / pooled.FILE, pool, report)

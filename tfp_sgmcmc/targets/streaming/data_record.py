@@ -77,7 +77,7 @@ def difference(path: Path, target: StreamedLogProb, show: Show) -> str:
     if expected is None or found is None:  # a shuffled dataset drops other rows in each pass
         return ""
     is_other = sums.differ(expected, found, target.num_examples)
-    return f"{changed} It was begun with other rows, in any order.".strip() if is_other else ""
+    return f"{changed} The rows are others, whatever their order.".strip() if is_other else ""
 
 
 def _rows_of(target: StreamedLogProb) -> str:
