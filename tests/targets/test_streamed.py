@@ -485,7 +485,8 @@ def test_an_error_of_reading_names_the_examples_the_pass_and_the_files(tmp_path:
     list(of.blocks(100))
     is_wrong[0] = True
     expected = (
-        r"in pass 2 over epoch 0, in examples 200 \.\. 299. The files are .*/a.txt. It raised: K"
+        r"in pass 2 over epoch 0, in examples 200 \.\. 299. The files are .*/a.txt. The smallest, "
+        ".*/a.txt, has 1 bytes. It raised: K"
     )
     with pytest.raises(sgmcmc.StreamReadError, match=expected):
         list(of.blocks(100))
@@ -500,7 +501,7 @@ def test_too_few_rows_may_be_an_empty_file_or_records_that_are_cut_off(tmp_path:
     empty.touch()
     for files, words in (
         ([whole, empty], "b.tfrecord is damaged: it is empty"),
-        ([whole], "cut off at the end of one. The files are .*/a.tfrecord."),
+        ([whole], "cut off at the end of one. The files are .*/a.tfrecord. The smallest"),
     ):
         with pytest.raises(ValueError, match=f"epoch 0 has 300.*{words}"):
             list(of_blocks(lambda: [ROWS[:300]], files=files).blocks(100))

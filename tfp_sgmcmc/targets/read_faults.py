@@ -79,10 +79,14 @@ class ReadFaults:
         return ""
 
     def listed(self) -> str:
-        """Returns a sentence that names the files, or ''."""
+        """Returns a sentence that names the files, with the size of the smallest, or ''."""
+        if not self.stats:
+            return ""
         names = ", ".join(map(str, [*self.stats][:_MOST_LISTED]))
         more = f" and {len(self.stats) - _MOST_LISTED} more" * (len(self.stats) > _MOST_LISTED)
-        return f" The files are {names}{more}." if names else ""
+        smallest = min(self.stats, key=lambda file: self.stats[file] or ())
+        size = (_stat(smallest) or (0,))[0]
+        return f" The files are {names}{more}. The smallest, {smallest}, has {size} bytes."
 
     def check(self, epoch: int) -> None:
         """Raises StreamReadError if a file is missing or was written again."""
