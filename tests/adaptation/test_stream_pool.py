@@ -85,9 +85,10 @@ def test_a_run_goes_on_only_with_the_data_with_which_it_was_begun(tmp_path: Path
     spec = {"x": tf.TensorSpec([None, D], tf.float32), "y": tf.TensorSpec([None], tf.float32)}
     rows = tf.data.Dataset.from_generator(read, output_signature=spec)
 
-    def pool(**options: Any) -> tuple[int, np.ndarray]:
+    def pool(is_compared: bool = False, **options: Any) -> tuple[int, np.ndarray]:
         """Returns the number of passes, and the pool, as a new process does."""
         target = stream(rows, **options)
+        target._is_compared = is_compared  # as on a worker of shards
         before = len(reads)
         found, _ = target_arguments.pool_of(target, tf.zeros([D]), folder, False, False)
         return len(reads) - before, found(tf.ones([D])).numpy()
@@ -99,7 +100,10 @@ def test_a_run_goes_on_only_with_the_data_with_which_it_was_begun(tmp_path: Path
         _, expected = pool(**options)
         (folder / settings_file.FILE).touch()
         is_loaded, has_files = "memory" in options, "files" in options
+        written = (folder / "data.npz").stat().st_mtime_ns
+        assert pool(is_compared=True, **options)[0] == ("memory" in options)
         passes, found = pool(**options)
+        assert (folder / "data.npz").stat().st_mtime_ns == written  # workers may be reading it
         assert passes == (1 if has_files else 2) + is_loaded  # the first rows, and all
         np.testing.assert_array_equal(found, expected)
         os.utime(file, ns=(1, 1))

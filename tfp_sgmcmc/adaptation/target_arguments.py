@@ -139,20 +139,21 @@ def pool_of(
                 )
             bars[what](num_rows, None)
 
-        if folder is not None and _has_data(folder, target, show):
+        is_known = folder is not None and _is_known(folder, target, show)
+        if is_known and (folder / pooled.FILE).exists():
             return pooled.load(folder / pooled.FILE, target, initial_state)
         pool, report = draw_pool(target, initial_state, jit_compile=jit_compile, show=show)
     pool._data_are_recorded = True
-    if folder is not None:
+    if folder is not None and not is_known:
         data_record.save(folder / data_record.FILE, target)
         pooled.save(folder / pooled.FILE, pool, report)
     return pool, report
 
 
-def _has_data(folder: Path, target: StreamedLogProb, show: Any) -> bool:
-    """Returns whether a folder has a pool of a stream; raises if its run is of other data."""
-    has_pool = (folder / pooled.FILE).exists()
+def _is_known(folder: Path, target: StreamedLogProb, show: Any) -> bool:
+    """Returns whether a folder has a run of a stream; raises if it is one of other data."""
     if not (folder / data_record.FILE).exists():
+        has_pool = (folder / pooled.FILE).exists()
         if has_pool:
             warnings.warn(
                 f"The run in {folder} was begun by a version of the library that did not record "
@@ -160,13 +161,15 @@ def _has_data(folder: Path, target: StreamedLogProb, show: Any) -> bool:
                 stacklevel=6,
             )
         return has_pool
+    if target._is_compared:
+        return True
     found = data_record.difference(folder / data_record.FILE, target, show)
     if found and (folder / settings_file.FILE).exists():
         raise ValueError(
             f"The run in {folder} must go on with the data with which it was begun. {found} "
             "Restore them, or use a new directory."
         )
-    return has_pool and not found  # before there are choices, a pool is drawn again
+    return not found  # before there are choices, a pool is drawn again
 
 
 def single_state(target: MinibatchLogProb, initial_state: Any) -> State:

@@ -101,6 +101,7 @@ class StreamedLogProb(Target):
         the row.
     """
 
+    _is_compared = False  # with the data of a run in a directory, by another process
     reshuffle = "epoch"
     wrapping_advice = (
         " sgmcmc.sample(streamed, initial_state, num_results) needs none of this. To do it by hand,"
