@@ -1,5 +1,7 @@
 """`sample` takes data on disk, with nothing chosen, and resumes without reading them again."""
 
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.adaptation import settings_file, target_arguments
 
 N, D, MOST = 4_000, 2, 400
 RNG = np.random.default_rng(0)
@@ -17,14 +20,17 @@ ORDER = np.argsort(Y)
 OPTIONS: dict[str, Any] = dict(seed=1, progress_bar=False, jit_compile=False, min_ess=100)
 
 
-def stream(rows: Any, num_examples: int = N) -> sgmcmc.StreamedLogProb:
+def stream(
+    rows: Any, num_examples: int = N, files: Any = (), memory: int = MOST * 4 * (D + 1)
+) -> sgmcmc.StreamedLogProb:
     return sgmcmc.StreamedLogProb(
         lambda w: -0.5 * tf.reduce_sum(w**2, axis=-1),
         lambda w, b: -0.5 * (b["y"] - tf.linalg.matvec(b["x"], w)) ** 2,
         rows,
         num_examples,
         batch_size=100,
-        memory=MOST * 4 * (D + 1),
+        memory=memory,
+        files=files,
     )
 
 
@@ -55,5 +61,65 @@ def test_sample_takes_files_that_are_sorted_and_resumes_from_its_pool(tmp_path: 
     more = sgmcmc.sample(target, start, 220, **options)
     assert len(reads) == before
     np.testing.assert_array_equal(np.asarray(more.states)[:200], result.states)
-    with pytest.raises(ValueError, match="of 3000 examples .* Received: .* 4000 examples"):
+    with pytest.raises(ValueError, match="begun with 4000 examples of .* data have 3000 ex"):
         sgmcmc.sample(stream(rows, 3_000), start, 240, **options)
+    (tmp_path / "data.npz").unlink()
+    words = r"pool.npz must hold a pool of 3000 .* 4000 .* directory\.$"
+    with pytest.warns(UserWarning, match="not record the data"), pytest.raises(ValueError) as wrong:
+        sgmcmc.sample(stream(rows, 3_000), start, 240, **options)
+    assert re.search(words, str(wrong.value))
+
+
+def test_a_run_goes_on_only_with_the_data_with_which_it_was_begun(tmp_path: Path) -> None:
+    """Choices need no file here, because the pool is compared before them."""
+    file, reads, blocks = tmp_path / "y.npy", list[int](), 20
+    folder = tmp_path / "run"
+    folder.mkdir()
+
+    def read() -> Any:
+        reads.append(1)
+        y = np.load(file)
+        for block in np.split(np.arange(N), blocks):
+            yield {"x": X[block], "y": y[block]}
+
+    spec = {"x": tf.TensorSpec([None, D], tf.float32), "y": tf.TensorSpec([None], tf.float32)}
+    rows = tf.data.Dataset.from_generator(read, output_signature=spec)
+
+    def pool(is_compared: bool = False, **options: Any) -> tuple[int, np.ndarray]:
+        """Returns the number of passes, and the pool, as a new process does."""
+        target = stream(rows, **options)
+        target._is_compared = is_compared  # as on a worker of shards
+        before = len(reads)
+        found, _ = target_arguments.pool_of(target, tf.zeros([D]), folder, False, False)
+        return len(reads) - before, found(tf.ones([D])).numpy()
+
+    for options in (dict(files=[file]), {}, dict(memory=10**6)):
+        np.save(file, Y)
+        for old in folder.iterdir():
+            old.unlink()
+        _, expected = pool(**options)
+        (folder / settings_file.FILE).touch()
+        is_loaded, has_files = "memory" in options, "files" in options
+        written = (folder / "data.npz").stat().st_mtime_ns
+        assert pool(is_compared=True, **options)[0] == ("memory" in options)
+        passes, found = pool(**options)
+        assert (folder / "data.npz").stat().st_mtime_ns == written  # workers may be reading it
+        assert passes == (1 if has_files else 2) + is_loaded  # the first rows, and all
+        np.testing.assert_array_equal(found, expected)
+        os.utime(file, ns=(1, 1))
+        assert pool(**options)[0] >= 1  # read, and found the same
+        changed = Y.copy()
+        changed[-5:] += 1.0
+        np.save(file, changed)
+        words = "began, y.npy was written again. The rows" if has_files else "begun. The rows"
+        with pytest.raises(ValueError, match=f"must go on with .*{words} are others"):
+            pool(**options)
+        (folder / settings_file.FILE).unlink()
+        assert pool(**options)[1] != expected  # drawn again, as there were no choices
+
+
+def test_the_rows_of_a_run_may_come_in_another_order(tmp_path: Path) -> None:
+    (tmp_path / settings_file.FILE).touch()
+    for seed in (1, 2):
+        rows = tf.data.Dataset.from_tensor_slices({"x": X, "y": Y}).shuffle(N, seed=seed).batch(500)
+        target_arguments.pool_of(stream(rows), tf.zeros([D]), tmp_path, False, False)

@@ -583,6 +583,11 @@ def test_choices_survive_the_file(run: Any) -> None:
         )
     with pytest.raises(ValueError, match="initial_state must have parts"):
         settings_file.load(run.directory, regression(), tf.zeros([2]), seed, 4, False)
+    one_changed = X + np.float32(1e-3) * (np.arange(len(X)) == 5)[:, np.newaxis]
+    with pytest.raises(ValueError, match="It has data: .*, but here"):
+        settings_file.load(
+            run.directory, regression((one_changed, Y)), tf.zeros([3]), seed, 4, False
+        )
     with pytest.raises(ValueError, match="num_chains: 4, but here 6"):
         sgmcmc.sample(
             regression(),

@@ -229,6 +229,7 @@ def run_of_a_problem(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("change", "message"),
     [
         (dict(target={"scale": 1.1}), "It has log posterior: .*, but here .*gradient of the log"),
+        (dict(target={"scale": 1.0003}), "It has log posterior: "),
         (dict(target={"shift": 0.1}), "It has log posterior: "),
         (dict(target={"power": 1.9}), "It has log posterior: "),
         (dict(target={"sd": 11.0}), "It has gradient of the log prior: -.*, but here -"),

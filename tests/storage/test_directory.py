@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tfp_sgmcmc.storage import npz, zarr_store
-from tfp_sgmcmc.storage.directory import RunDirectory
+from tfp_sgmcmc.storage.directory import Directory, RunDirectory
 from tfp_sgmcmc.storage.stored_draws import Variable
 from tfp_sgmcmc.storage.zarr_store import DrawStore
 
@@ -155,8 +155,29 @@ def test_a_directory_that_cannot_be_written(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(ValueError, match="cannot be used: .*Permission denied"):
+    words = r"cannot be used: .*Permission denied.*To read draws, .*open_zarr\('.*a/samples.zarr'"
+    with pytest.raises(ValueError, match=words):
         RunDirectory(tmp_path / "a")
+
+
+def test_a_folder_in_the_place_of_the_last_chunk_is_named(tmp_path: Path) -> None:
+    make_run(tmp_path)
+    (chunk,) = (tmp_path / "samples.zarr" / "posterior" / "w").glob("c.*")
+    chunk.unlink()
+    chunk.mkdir()
+    with (
+        RunDirectory(tmp_path) as run,
+        pytest.raises(OSError, match=r"/w/c[.0]*\): the run"),
+    ):
+        run.start(VARIABLES, {"seed": [0, 1]})
+
+
+def test_a_tilde_is_the_home_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert Directory("~/run").path == tmp_path / "run" and Directory("run").path == "run"
+    make_run(Path("~/run"))
+    assert [*os.listdir(tmp_path)] == ["run"]
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -302,6 +302,22 @@ def test_damaged_metadata_are_named(path: Path, place: str, content: bytes | Non
     assert sorted(path.rglob("*")) == files
 
 
+@pytest.mark.parametrize("file", ["c/0", "zarr.json"])
+@pytest.mark.parametrize("content", [None, b"", CUT_OFF, bytes(500)])
+def test_lost_numbers_of_chains_are_written_again(
+    path: Path, file: str, content: bytes | None
+) -> None:
+    committed = stored(path)
+    damaged = path / "posterior" / "chain" / file
+    damaged.unlink() if content is None else damaged.write_bytes(content)
+    store = DrawStore(path, VARIABLES, committed=committed)
+    store.sync()
+    np.testing.assert_array_equal(xarray.open_zarr(path, group="posterior").chain, np.arange(6))
+    before = damaged.stat().st_mtime_ns
+    DrawStore(path, VARIABLES, committed=committed)
+    assert damaged.stat().st_mtime_ns == before
+
+
 def test_a_store_with_fewer_draws_than_committed_is_refused(path: Path) -> None:
     count, tail, _ = stored(path)
     (path / "sample_stats" / "accepted" / "c.0.2").write_bytes(b"0" * 28)

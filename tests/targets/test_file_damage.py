@@ -69,6 +69,22 @@ def test_files_of_other_formats_are_not_accused(tmp_path: Path) -> None:
     assert damage_of(tmp_path / "objects.npy") == ""
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("1.0,abc,2.0", "line 9 has 'abc' where its second line has a number"),
+        ("1.0,2.0", "line 9 has 2 fields, and its first line 3"),
+        ("1.0,,2.0", ""),
+        ("", ""),
+    ],
+)
+def test_wrong_fields_of_csv_are_found(tmp_path: Path, line: str, words: str) -> None:
+    lines = ["a,b,c", *["1,2,3"] * 9]
+    lines[8] = line
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    assert damage_of(tmp_path / "a.csv") == words
+
+
 def test_wrong_bytes_are_found_where_there_are_check_sums(tmp_path: Path) -> None:
     for name in ("a.npz", "a.csv.gz", "a.tfrecord"):
         path = tmp_path / name

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import os
 import warnings
 import weakref
 from collections.abc import Callable
@@ -357,7 +358,7 @@ def test_a_file_that_changes_is_named_and_draws_are_kept(tmp_path: Path) -> None
     files[3].unlink()
     with pytest.raises(sgmcmc.StreamReadError, match=r"part-3.npy, which is missing"):
         run_to(15, tmp_path / "run", files=files)
-    with pytest.raises(sgmcmc.StreamReadError, match=r"epoch 0 after 0 .*part-3.npy"):
+    with pytest.raises(sgmcmc.StreamReadError, match=r"epoch 0, in examples 0 \.\. 19.*part-3.npy"):
         run_to(15, tmp_path / "run")  # the files are not given, so the error of reading names it
     np.save(files[3], parts[3])
     np.testing.assert_array_equal(run_to(15, tmp_path / "run", files=files).states, whole)
@@ -402,3 +403,113 @@ def test_the_damaged_file_and_the_line_of_the_generator_are_named(tmp_path: Path
     said = str(raised.value)
     assert "a.npy is damaged: 40 bytes are lacking at its end. It raised: ValueError" in said
     assert "test_streamed.py, line" in said and "{{" not in said
+
+
+def of_blocks(read: Any, count: int = 400, **options: Any) -> sgmcmc.StreamedLogProb:
+    rows = tf.data.Dataset.from_generator(read, output_signature=tf.TensorSpec([None], tf.float32))
+    return target(dataset=rows, num_examples=count, batch_size=4, **options)
+
+
+ROWS = np.random.default_rng(1).normal(size=[400]).astype(np.float32)
+
+
+def test_rows_that_change_between_passes_are_refused_and_their_order_is_not() -> None:
+    passes = [ROWS]
+    of = of_blocks(lambda: np.split(passes[0], 4))
+    shuffled_rows = np.random.default_rng(2).permutation(ROWS)
+    one_changed = ROWS + np.where(np.arange(400) == 123, 0.1, 0).astype(np.float32)
+    rounded = np.nextafter(ROWS, 2 * ROWS)
+    for rows in (ROWS, shuffled_rows, rounded):
+        passes[:] = [rows]
+        list(of.blocks(50))
+    passes[:] = [one_changed]
+    with pytest.raises(ValueError, match="other rows in pass 4 over epoch 0 than before. Rows"):
+        of(tf.constant(0.5))
+
+
+def test_labels_that_are_given_to_other_rows_are_refused() -> None:
+    labels = [ROWS]
+
+    def read() -> Any:
+        yield from zip(np.split(ROWS, 4), np.split(labels[0], 4), strict=True)
+
+    spec = (tf.TensorSpec([None], tf.float32),) * 2
+    of = target(
+        dataset=tf.data.Dataset.from_generator(read, output_signature=spec), num_examples=400
+    )
+    list(of.blocks(400))
+    labels[0] = ROWS[::-1]
+    with pytest.raises(ValueError, match="other rows in pass 2"):
+        list(of.blocks(400))
+
+
+def test_an_endless_epoch_is_refused() -> None:
+    of = of_blocks(lambda: itertools.repeat(ROWS), batches_per_read=100)
+    with pytest.raises(ValueError, match="epoch 0 has more than 400"):
+        list(of.blocks(100))
+    with pytest.raises(ValueError, match="100 batches of 4 .* epoch 0 has more than 100"):
+        list(itertools.islice(of_blocks(lambda: [ROWS, ROWS], batches_per_read=60).reads(), 9))
+
+
+def test_empty_blocks_are_skipped() -> None:
+    none = ROWS[:0]
+    for size in (4, 250):
+        of = of_blocks(lambda: [none, none, ROWS[:200], none, ROWS[200:], none])
+        np.testing.assert_array_equal(np.concatenate([*of.blocks(size)]), ROWS)
+    np.testing.assert_array_equal(next(of.reads()), ROWS.reshape(100, 4))
+    with pytest.raises(ValueError, match="400 examples .* epoch 0 has 0"):
+        of_blocks(lambda: [none, none])
+
+
+def test_a_file_that_was_written_again_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "a.npy"
+    np.save(file, ROWS)
+    of = of_blocks(lambda: [np.load(file)], files=[file])
+    list(of.blocks(100))
+    os.utime(file, ns=(1, 1))
+    with pytest.raises(sgmcmc.StreamReadError, match="a.npy was written again. Restore .* again"):
+        list(of.blocks(100))
+
+
+def test_an_error_of_reading_names_the_examples_the_pass_and_the_files(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    is_wrong = [False]
+
+    def read() -> Any:
+        yield ROWS[:250]
+        if is_wrong[0]:
+            raise KeyError("row 11 of a database")
+        yield ROWS[250:]
+
+    of = of_blocks(read, files=[tmp_path / "a.txt"])
+    list(of.blocks(100))
+    is_wrong[0] = True
+    expected = (
+        r"in pass 2 over epoch 0, in examples 200 \.\. 299. The files are .*/a.txt. The smallest, "
+        ".*/a.txt, has 1 bytes. It raised: K"
+    )
+    with pytest.raises(sgmcmc.StreamReadError, match=expected):
+        list(of.blocks(100))
+    with pytest.raises(sgmcmc.StreamReadError, match=r"epoch 0, in examples 200 \.\. 399"):
+        list(itertools.islice(of_blocks(read, batches_per_read=50).reads(), 3))
+
+
+def test_too_few_rows_may_be_an_empty_file_or_records_that_are_cut_off(tmp_path: Path) -> None:
+    whole, empty = tmp_path / "a.tfrecord", tmp_path / "b.tfrecord"
+    with tf.io.TFRecordWriter(str(whole)) as file:
+        file.write(b"x")
+    empty.touch()
+    for files, words in (
+        ([whole, empty], "b.tfrecord is damaged: it is empty"),
+        ([whole], "cut off at the end of one. The files are .*/a.tfrecord. The smallest"),
+    ):
+        with pytest.raises(ValueError, match=f"epoch 0 has 300.*{words}"):
+            list(of_blocks(lambda: [ROWS[:300]], files=files).blocks(100))
+
+
+def test_the_advice_on_dtypes_can_be_followed() -> None:
+    rows = EXAMPLES.map(lambda x: tf.cast(x, tf.float64)).batch(4)
+    with pytest.warns(UserWarning, match="leave out"):
+        of = target(dataset=rows, batch_size=4)
+    with pytest.raises(TypeError, match=r"cast the rows of the dataset, .*tf.cast\(..., 'float32'"):
+        of(tf.constant(0.5))

@@ -99,6 +99,7 @@ def sample_target_in_shards(
         arguments = make_settings, folder, seed, preflight_check
         call = pack_call("target", choose_settings, *arguments)
         shared = submit_call(executor, call).result()
+        make_settings = functools.partial(make_settings, is_compared=True)
     tell(shared.lines, progress_bar)
     choices = shared.choices
     result = sample_shards(
@@ -184,9 +185,15 @@ def _takes_nothing(function: Any) -> bool:
 
 
 def _settings(
-    make_target: Callable[[], Any], options: dict[str, Any], is_shared: bool
+    make_target: Callable[[], Any],
+    options: dict[str, Any],
+    is_shared: bool,
+    is_compared: bool = False,
 ) -> TargetSettings:
-    """Returns the settings of the target that is made here; `options` are their arguments."""
+    """Returns the settings of the target that is made here; `options` are their arguments.
+
+    If `is_compared`, another worker has compared the data of a stream with those of the run.
+    """
     target = make_target()
     if isinstance(target, tfp.mcmc.TransitionKernel):
         raise KernelGivenError(
@@ -199,7 +206,13 @@ def _settings(
             "directory must be given for a StreamedLogProb and an executor, because it keeps the "
             "pool of rows for all workers. Received: None."
         )
-    return TargetSettings(target, **options)
+    if not is_compared or not isinstance(target, StreamedLogProb):
+        return TargetSettings(target, **options)
+    target._is_compared = True
+    try:
+        return TargetSettings(target, **options)
+    finally:
+        target._is_compared = False
 
 
 def _flags_of_shards(result: ShardedResult) -> list[Flag]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+from tfp_sgmcmc.adaptation import settings_file
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.nest import State, call_with_state, convert_state, state_from_call
 from tfp_sgmcmc.sampling.progress import progress
@@ -31,7 +33,7 @@ from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.bijectors import default_bijector, median_start
 from tfp_sgmcmc.targets.laplace.mode import check_single_state
 from tfp_sgmcmc.targets.sharded import refuse_shards
-from tfp_sgmcmc.targets.streaming import pooled
+from tfp_sgmcmc.targets.streaming import data_record, pooled
 from tfp_sgmcmc.targets.validation.gradient_check import check_two_chains, log_probs_of_rows
 
 _RADII, _NUM_STARTS = (2.0, 20.0), 50  # of uniform starts
@@ -121,11 +123,11 @@ def pool_of(
 ) -> tuple[MinibatchLogProb, PoolReport]:
     """Returns a target in memory and how it was made: the one in the run's `folder`, or a new one.
 
-    The folder keeps the pool, so that a run resumes bit for bit without a pass over the data.
+    The folder keeps the pool, so that a run resumes bit for bit.
+
+    Raises:
+      ValueError: the run in the folder was begun with other data.
     """
-    path = None if folder is None else folder / pooled.FILE
-    if path is not None and path.exists():
-        return pooled.load(path, target, initial_state)
     with contextlib.ExitStack() as stack:
         bars: dict[str, Any] = {}
 
@@ -137,10 +139,37 @@ def pool_of(
                 )
             bars[what](num_rows, None)
 
+        is_known = folder is not None and _is_known(folder, target, show)
+        if is_known and (folder / pooled.FILE).exists():
+            return pooled.load(folder / pooled.FILE, target, initial_state)
         pool, report = draw_pool(target, initial_state, jit_compile=jit_compile, show=show)
-    if path is not None:
-        pooled.save(path, pool, report)
+    pool._data_are_recorded = True
+    if folder is not None and not is_known:
+        data_record.save(folder / data_record.FILE, target)
+        pooled.save(folder / pooled.FILE, pool, report)
     return pool, report
+
+
+def _is_known(folder: Path, target: StreamedLogProb, show: Any) -> bool:
+    """Returns whether a folder has a run of a stream; raises if it is one of other data."""
+    if not (folder / data_record.FILE).exists():
+        has_pool = (folder / pooled.FILE).exists()
+        if has_pool:
+            warnings.warn(
+                f"The run in {folder} was begun by a version of the library that did not record "
+                "the data. Whether they are the same now cannot be checked.",
+                stacklevel=6,
+            )
+        return has_pool
+    if target._is_compared:
+        return True
+    found = data_record.difference(folder / data_record.FILE, target, show)
+    if found and (folder / settings_file.FILE).exists():
+        raise ValueError(
+            f"The run in {folder} must go on with the data with which it was begun. {found} "
+            "Restore them, or use a new directory."
+        )
+    return not found  # before there are choices, a pool is drawn again
 
 
 def single_state(target: MinibatchLogProb, initial_state: Any) -> State:

@@ -148,7 +148,10 @@ def vector(name: str, value: Any, expected: str, holds: Callable[[np.ndarray], A
 
 
 def path(name: str, value: Any) -> Path:
-    """Returns `value` as a path; raises TypeError, or ValueError if no file can have that name."""
+    """Returns `value` as a path, with `~` for the user's home.
+
+    Raises TypeError, or ValueError if no file can have that name.
+    """
     if not isinstance(value, str | os.PathLike):
         raise TypeError(f"{name} must be a string or a path. Received: {value!r}.")
     text = os.fspath(value)
@@ -158,7 +161,7 @@ def path(name: str, value: Any) -> Path:
         bool(text) and "\0" not in text,
         "a path without null bytes that is not empty",
     )
-    return Path(value)
+    return Path(os.path.expanduser(text))
 
 
 def boolean(name: str, value: Any) -> bool:

@@ -23,7 +23,9 @@ _DESCRIBED_ENTRIES = 100
 _STEPS = (0, 1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)  # at which schedules are compared
 
 
-def describe_problem(log_prob: Any, gradient: Any, what: str = "log posterior") -> dict[str, Any]:
+def describe_problem(
+    log_prob: Any, gradient: Any, what: str = "log posterior", rtol: float = 1e-3
+) -> dict[str, Any]:
     """Returns a few numbers that name a log posterior by its value and gradient at one place.
 
     They are JSON values by name, which `RunDirectory` compares with a tolerance for rounding. Use
@@ -38,9 +40,10 @@ def describe_problem(log_prob: Any, gradient: Any, what: str = "log posterior") 
       log_prob: the values, an array or number.
       gradient: nest of arrays.
       what: the name of the function, such as "log prior".
+      rtol: the relative difference that rounding may make in the values.
     """
     return {
-        what: tolerant_equality.record([log_prob], atol=1e-3),
+        what: tolerant_equality.record([log_prob], rtol, atol=1e-3),
         f"gradient of the {what}": tolerant_equality.record(tf.nest.flatten(gradient)),
     }
 

@@ -41,7 +41,7 @@ class Directory:
       10.0
 
     Args:
-      path: a new or empty directory, or that of the same run.
+      path: a new or empty directory, or that of the same run. `~` is the user's home.
       resume: "auto" resumes a run if `path` holds one; "must" or True raises if it holds none;
         "never" or False raises if it holds one.
       seconds_between_commits: approximate seconds between checkpoints, which a crash may cost.
@@ -56,7 +56,9 @@ class Directory:
     seconds_between_commits: float = 10.0
 
     def __post_init__(self) -> None:
-        checks.path("directory", self.path)
+        found = checks.path("directory", self.path)
+        if os.fspath(self.path).startswith("~"):
+            object.__setattr__(self, "path", found)
         if not isinstance(self.resume, bool):
             one_of("resume", self.resume, ("auto", "must", "never"))
         checks.number(
@@ -130,17 +132,27 @@ class RunDirectory:
             lock = self.path / LOCK
             self._lock = Lease(lock, patience) if is_shared else Lock(lock)
         except OSError as error:
-            raise ValueError(f"The directory {self.path} cannot be used: {error}.") from error
+            raise self._unusable(error) from error
         try:
             self.has_run = (self.path / CHECKPOINT).exists()
             self._check_resume(resume)
             self._sign()
         except OSError as error:
             self.close()
-            raise ValueError(f"The directory {self.path} cannot be used: {error}.") from error
+            raise self._unusable(error) from error
         except BaseException:
             self.close()
             raise
+
+    def _unusable(self, error: OSError) -> ValueError:
+        advice = ""
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            advice = (
+                " A run writes there, even if it has all results. To read draws, copy the "
+                f"directory, or use xarray.open_zarr({str(self.path / SAMPLES)!r}, "
+                "group='posterior')."
+            )
+        return ValueError(f"The directory {self.path} cannot be used: {error}.{advice}")
 
     def _check_resume(self, resume: Resume) -> None:
         """Raises if the directory does not agree with `resume` or has lost its checkpoint."""
@@ -302,9 +314,9 @@ class RunDirectory:
         try:
             yield
         except OSError as error:
-            raise OSError(
-                error.errno, f"{error.strerror or error}: {self._stop_message()}"
-            ) from error
+            file = error.filename2 or error.filename
+            what = f"{error.strerror or error}{'' if file is None else f' ({file})'}"
+            raise OSError(error.errno, f"{what}: {self._stop_message()}") from error
         except Exception as error:
             if (self.path / LOCK).exists():
                 raise

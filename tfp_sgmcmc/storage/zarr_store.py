@@ -173,24 +173,33 @@ class DrawStore:
         for group, members in self.variables.items():
             made = root.create_group(group, attributes=attributes)
             self._arrays[group] = {n: self._create_array(made, n, v) for n, v in members.items()}
-            if any(v.chain_shape is not None for v in members.values()):
-                self._write_chains(made, max(v.num_chains for v in members.values()))
+            self._write_chains(made)
         self._num_whole = self._num_tail = 0
         self._tail = {
             group: {n: np.zeros([0, *v.shape], v.stored_dtype) for n, v in members.items()}
             for group, members in self.variables.items()
         }
 
-    def _write_chains(self, group: Any, count: int) -> None:
+    def _write_chains(self, group: Any) -> None:
+        """Writes the numbers of the chains, unless they are there and sound."""
+        members = self.variables[group.basename]
+        numbers = np.arange(max(v.num_chains for v in members.values()))
+        with contextlib.suppress(Exception):  # damage has many kinds
+            found = self._zarr.open_array(self.path / group.basename / "chain", mode="r")[:]
+            if np.array_equal(found, numbers):
+                return
+        if not len(numbers):  # chains share all draws
+            return
         chains = group.create_array(
             "chain",
-            shape=(count,),
+            overwrite=True,
+            shape=numbers.shape,
             dtype="int64",
             compressors=[self._zarr.codecs.Crc32cCodec()],
             dimension_names=("chain",),
             config={"write_empty_chunks": True},
         )
-        chains[:] = np.arange(count)
+        chains[:] = numbers
         folder = self.path / group.basename / "chain"
         self._unsynced |= {folder / "c" / "0", folder / "zarr.json"}
 
@@ -215,6 +224,8 @@ class DrawStore:
         for group in (*self.variables, ""):
             with _named(self.path / group):
                 opened = self._zarr.open_group(self.path, path=group, mode="r+")
+            if group:
+                self._write_chains(opened)
         self._run_id = opened.attrs.get(stored_draws.RUN_ID)  # None for a run begun without
         for leftover in self.path.glob("**/*.partial"):  # a write was cut off
             leftover.unlink()

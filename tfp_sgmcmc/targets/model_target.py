@@ -147,6 +147,7 @@ class ModelTarget(Target):
     row_weights: Any = None  # factors of a minibatch's rows in its sums, `[n]`; None for ones
     number = 0  # of this target among the parts of a target
     replicas: Any = None  # the `Replicas` that hold the parts of a target
+    _dtype_advice = "pass dtype='{dtype}' to the target"  # if data have another dtype
 
     def __init__(
         self,
@@ -253,7 +254,7 @@ class ModelTarget(Target):
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
             if isinstance(error, TypeError):
                 check_signature(name, fn, parameters, batch=batch)
-            _explain_failure(name, error, state, batch)
+            _explain_failure(name, error, state, batch, self._dtype_advice)
             raise
         result = numbers_from(name, result, state)
         expected = tf.TensorShape(chain_shape).concatenate(size)
@@ -268,7 +269,9 @@ class ModelTarget(Target):
         return result
 
 
-def _explain_failure(name: str, error: Exception, state: Any, batch: Any = ()) -> None:
+def _explain_failure(
+    name: str, error: Exception, state: Any, batch: Any = (), advice: str = ""
+) -> None:
     """Raises an error that names the inputs of a user's function, if they are a likely cause."""
     parts, leaves = tf.nest.flatten(state), tf.nest.flatten(batch)
     dtype = parts[0].dtype.name
@@ -281,10 +284,7 @@ def _explain_failure(name: str, error: Exception, state: Any, batch: Any = ()) -
         where = "".join(f"[{key!r}]" for key in path)
         cure = f"cast it in {name}, as by tf.cast(batch{where}, '{dtype}'), if it is to be floating"
         if x.dtype.is_floating:
-            cure = (
-                f"pass dtype='{dtype}' to the target, or cast the rows of its dataset, or start "
-                f"from a {x.dtype.name} state"
-            )
+            cure = f"{advice.format(dtype=dtype)}, or start from a {x.dtype.name} state"
         raise TypeError(
             f"{name} failed for a state of dtype {dtype} and data{where} of dtype {x.dtype.name}: "
             f"{cure}. It raised: {error}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import gzip
 import os
 import re
@@ -18,6 +19,7 @@ import tensorflow as tf
 from tfp_sgmcmc.internal.checks import path
 
 _CHUNK = 2**24
+_MOST_LISTED = 5
 
 
 class StreamReadError(OSError):
@@ -48,33 +50,46 @@ class ReadFaults:
         if isinstance(files, str) or not isinstance(files, Sequence):
             raise TypeError(f"files must be a list of paths. Received: {files!r}.")
         paths = [path(f"files[{i}]", file) for i, file in enumerate(files)]
-        self._sizes = {file: _size(file) for file in paths}
-        missing = [file for file, size in self._sizes.items() if size is None]
+        self.stats = {file: _stat(file) for file in paths}
+        missing = [file for file, stat in self.stats.items() if stat is None]
         if missing:
             listed = ", ".join(f"{file}, which is missing" for file in missing[:5])
             raise StreamReadError(f"files must exist. Received: {listed}.")
 
     def changed(self) -> str:
-        """Returns a sentence that names the files that are missing or have another size, or ''."""
+        """Returns a sentence that names the files that are missing or were written again, or ''."""
         found = []
-        for file, before in self._sizes.items():
-            now = _size(file)
-            if now is None:
+        for file, before in self.stats.items():
+            now = _stat(file)
+            if now is None or before is None:
                 found.append(f"{file} is missing")
+            elif now[0] != before[0]:
+                found.append(f"{file} has {now[0]} bytes, and had {before[0]} at first")
             elif now != before:
-                found.append(f"{file} has {now} bytes, and had {before} at first")
+                damage = damage_of(file)
+                found.append(f"{file} was written again{damage and f' and is damaged: {damage}'}")
         return f" {'; '.join(found)}." if found else ""
 
     def damaged(self) -> str:
         """Returns a sentence that names the first file with damage that its format shows, or ''."""
-        for file in self._sizes:
+        for file in self.stats:
             damage = damage_of(file)
             if damage:
                 return f" {file} is damaged: {damage}."
         return ""
 
+    def listed(self) -> str:
+        """Returns a sentence that names the files, with the size of the smallest, or ''."""
+        if not self.stats:
+            return ""
+        names = ", ".join(map(str, [*self.stats][:_MOST_LISTED]))
+        more = f" and {len(self.stats) - _MOST_LISTED} more" * (len(self.stats) > _MOST_LISTED)
+        smallest = min(self.stats, key=lambda file: self.stats[file] or ())
+        size = (_stat(smallest) or (0,))[0]
+        return f" The files are {names}{more}. The smallest, {smallest}, has {size} bytes."
+
     def check(self, epoch: int) -> None:
-        """Raises StreamReadError if a file is missing or has another size than at first."""
+        """Raises StreamReadError if a file is missing or was written again."""
         changed = self.changed()
         if changed:
             raise StreamReadError(
@@ -83,21 +98,24 @@ class ReadFaults:
             )
 
     @contextlib.contextmanager
-    def named(self, epoch: int, num_read: Callable[[], int]) -> Generator[None]:
-        """Raises StreamReadError, with the row, instead of errors of TensorFlow and of files."""
+    def named(self, where: Callable[[], str]) -> Generator[None]:
+        """Raises StreamReadError, with the place, instead of errors of TensorFlow and of files."""
         try:
             yield
         except StreamReadError:
             raise
         except (tf.errors.OpError, OSError) as error:
             raise StreamReadError(
-                f"The dataset cannot be read in epoch {epoch} after {num_read()} examples."
-                f"{self.changed() or self.damaged()} It raised: {_raised(error)} When that is "
-                "mended, a run in a directory goes on by the same call."
+                f"The dataset cannot be read in {where()}."
+                f"{self.changed() or self.damaged() or self.listed()} It raised: {_raised(error)} "
+                "When that is mended, a run in a directory goes on by the same call."
             ) from error
 
 
-_REPAIR = "Restore the file. A run in a directory then goes on by the same call."
+_REPAIR = (
+    "Restore the file, and make the StreamedLogProb again. A run in a directory then goes on by "
+    "the same call."
+)
 _INTERNAL = re.compile(
     r"\{\{function_node .*?\}\} ?|\s*\[\[\{\{node .*?\}\}\]\]|\s*\[Op:.*", re.DOTALL
 )
@@ -115,23 +133,25 @@ def _raised(error: Exception) -> str:
     return f"{first.rstrip('.')}{where}."
 
 
-def _size(file: Path) -> int | None:
+def _stat(file: Path) -> tuple[int, int] | None:
+    """Returns the size of a file, and when it was written; None if there is none."""
     try:
-        return file.stat().st_size
+        found = file.stat()
     except FileNotFoundError:
         return None
+    return found.st_size, found.st_mtime_ns
 
 
 def damage_of(path: Path) -> str:
     """Returns what is wrong with a file, or '' if nothing is, or its format is not known.
 
-    The formats are `.npy`, `.npz`, `.gz`, `.parquet`, `.tfrecord` and `.tfrecords`. `.npz`, `.gz`
-    and records are read as a whole, because they have check sums.
+    The formats are `.csv`, `.npy`, `.npz`, `.gz`, `.parquet`, `.tfrecord` and `.tfrecords`. `.npz`,
+    `.gz` and records are read as a whole, because they have check sums.
     """
     look = _FORMATS.get(path.suffix.lower(), _begins)
     try:
         return _begins(path) or look(path)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, csv.Error) as error:
         return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
@@ -140,6 +160,29 @@ def _begins(path: Path) -> str:
         return ""
     with path.open("rb") as file:
         return "" if file.read(1) else "it is empty"
+
+
+def _csv(path: Path) -> str:
+    """Compares the number of fields with that of the first line, and numbers with the second's."""
+    with path.open(newline="", errors="replace") as file:
+        rows = csv.reader(file)
+        size, like = len(next(rows)), list[bool]()
+        for row in rows:
+            if size > 1 and row and len(row) != size:
+                return f"line {rows.line_num} has {len(row)} fields, and its first line {size}"
+            like = like or [*map(_is_number, row)]
+            for x, was_number in zip(row, like, strict=False):
+                if x and was_number and not _is_number(x):
+                    return f"line {rows.line_num} has {x!r} where its second line has a number"
+    return ""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _npy(path: Path) -> str:
@@ -187,6 +230,7 @@ def _records(path: Path) -> str:
 
 
 _FORMATS: dict[str, Callable[[Path], str]] = {
+    ".csv": _csv,
     ".npy": _npy,
     ".npz": _npz,
     ".gz": _gzip,

@@ -17,6 +17,7 @@ from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 from tfp_sgmcmc.targets.data import as_tensors, assert_finite, leading_axis
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.read_faults import ReadFaults
+from tfp_sgmcmc.targets.row_sums import RowSums
 from tfp_sgmcmc.targets.scores import with_given_gradient
 
 _BLOCK_BYTES, _MOST_BLOCK_ROWS = 2**22, 2**16  # of rows that are evaluated at once
@@ -86,19 +87,21 @@ class StreamedLogProb(Target):
         holds a few times as many.
       memory: bytes of rows that `sample` keeps in memory. Data that fit are loaded as a whole.
       files: paths of the files that the dataset reads. An epoch does not begin if one of them is
-        missing or has another size than at first, and errors of reading name it.
+        missing or was written again, and errors of reading name it.
       bijector: see `MinibatchLogProb`.
       score_fn: see `MinibatchLogProb`.
       num_groups: see `MinibatchLogProb`.
 
     Raises:
-      ValueError: an epoch does not have N examples, or is infinite; elements have no axis of rows;
-        the current strategy has several replicas, which would all read all of the dataset.
+      ValueError: an epoch does not have N examples, or is infinite; two passes over an epoch read
+        other rows, up to their order and rounding; elements have no axis of rows; the current
+        strategy has several replicas, which would all read all of the dataset.
       TypeError: `dataset` is neither a dataset nor a function that returns one.
       StreamReadError: the dataset cannot be read. The message has the file, if `files` has it, and
         the row.
     """
 
+    _is_compared = False  # with the data of a run in a directory, by another process
     reshuffle = "epoch"
     wrapping_advice = (
         " sgmcmc.sample(streamed, initial_state, num_results) needs none of this. To do it by hand,"
@@ -127,7 +130,7 @@ class StreamedLogProb(Target):
         signature = "epoch -> tf.data.Dataset, or a tf.data.Dataset"
         self._given_fn = accepts("dataset", function("dataset", dataset_fn, signature), 0)
         self._faults = ReadFaults(files)
-        with self._faults.named(0, lambda: 0):
+        with self._faults.named(lambda: "epoch 0, in its first rows"):
             epoch = self._given_fn(0)
             if not isinstance(epoch, tf.data.Dataset):
                 raise TypeError(
@@ -137,10 +140,10 @@ class StreamedLogProb(Target):
                 raise ValueError(
                     "dataset must be one epoch, without .repeat(). Received: an infinite dataset."
                 )
-            first = next(iter(epoch), None)
-        most = integer("num_examples", num_examples, 1)
+            first = next(filter(_has_rows, epoch), None)
+        self.num_examples = integer("num_examples", num_examples, 1)
         if first is None:
-            raise self._wrong_length(0, 0, num_examples)
+            raise self._wrong_length(0, "0")
         first = as_tensors(first, None, "dataset")
         shapes = [x.shape for x in tf.nest.flatten(first)]
         if any(shape.rank == 0 for shape in shapes):
@@ -151,8 +154,12 @@ class StreamedLogProb(Target):
         given = leading_axis(first, "dataset")
         for leaf in tf.nest.flatten(first):
             assert_finite(leaf, "dataset")
-        self._given_rows = given
-        size = given if batch_size is None else integer("batch_size", batch_size, 1, most)
+        self._given_rows, self._num_passes = given, 0
+        self._row_sums, self._sums = RowSums.scaled_to(first), dict[int, np.ndarray]()
+        self._first_sums = given, self._row_sums(first)
+        size = (
+            given if batch_size is None else integer("batch_size", batch_size, 1, self.num_examples)
+        )
         self.num_examples = integer("num_examples", num_examples, size)
         self.batch_size = size
         self.batches_per_read = integer("batches_per_read", batches_per_read, 1)
@@ -168,7 +175,7 @@ class StreamedLogProb(Target):
         cardinality = int(epoch.cardinality())
         if self._are_batches:
             if cardinality not in (self._epoch_batches, tf.data.UNKNOWN_CARDINALITY):
-                raise self._wrong_epoch(0, cardinality)
+                raise self._wrong_epoch(0, f"{cardinality}")
         elif self.num_examples % size:
             warnings.warn(
                 f"batch_size must divide num_examples, or steps leave out the last "
@@ -191,15 +198,18 @@ class StreamedLogProb(Target):
             score_fn=score_fn,
             num_groups=num_groups,
         )
+        self.of_one_batch._dtype_advice = (
+            "cast the rows of the dataset, as by dataset.map with tf.cast(..., '{dtype}')"
+        )
         self.num_scores = self.of_one_batch.num_scores
         self.noise_scale = self.num_examples * (self.num_examples - size) / size
 
     def _first(self, size: int) -> Any:
         """Returns the first `size` rows."""
-        with self._faults.named(0, lambda: 0):
+        with self._faults.named(lambda: f"epoch 0, in its first {size} rows"):
             first = next(iter(self._in_rows(0).rebatch(size)))
-        if leading_axis(first, "dataset") < size:
-            raise self._wrong_length(0, leading_axis(first, "dataset"), self.num_examples)
+        if (found := leading_axis(first, "dataset")) < size:
+            raise self._wrong_length(0, f"{found}")
         return first
 
     def _in_rows(self, epoch: int) -> tf.data.Dataset:
@@ -239,18 +249,37 @@ class StreamedLogProb(Target):
 
         Raises:
           StreamReadError: the dataset cannot be read.
-          ValueError: the epoch does not have N examples, up to a last batch that is dropped.
+          ValueError: the epoch does not have N examples, up to a last batch that is dropped; or its
+            rows are not those of the pass before.
           TypeError: `size` is not an integer.
         """
-        seen, size = 0, integer("size", size, 1)
-        with self._faults.named(epoch, lambda: seen):
+        seen, size, sums = 0, integer("size", size, 1), np.zeros([2])
+        self._num_passes += 1
+        where = f"pass {self._num_passes} over epoch {epoch}"
+        with self._faults.named(lambda: f"{where}, in {self._examples(seen, size)}"):
             self._faults.check(epoch)
             for block in self._in_rows(epoch).rebatch(size).prefetch(2):
-                yield block
                 seen += len(tf.nest.flatten(block)[0])
+                if seen > self.num_examples:
+                    raise self._wrong_length(epoch, f"more than {self.num_examples}")
+                sums += self._row_sums(block)
+                yield block
         dropped = self.num_examples - seen
-        if not 0 <= dropped < (self.batch_size if self._are_batches else 1):
-            raise self._wrong_length(epoch, seen, self.num_examples)
+        if dropped >= (self.batch_size if self._are_batches else 1):
+            raise self._wrong_length(epoch, f"{seen}")
+        if not dropped:  # a shuffled dataset drops other rows in each pass
+            before = self._sums.setdefault(epoch, sums)
+            if self._row_sums.differ(before, sums, seen):
+                raise ValueError(
+                    "dataset must have the same rows in each pass over an epoch, in any order. "
+                    f"Received: other rows in {where} than before.{self._faults.changed()} Rows "
+                    "that are changed at random, as by noise or augmentation, must be written to "
+                    "files once. Files must stay as they are."
+                )
+
+    def _examples(self, seen: int, size: int) -> str:
+        """Returns the numbers of the examples that are being read after `seen` ones, in words."""
+        return f"examples {seen} .. {max(seen, min(seen + size, self.num_examples) - 1)}"
 
     def reads(self, start: int = 0) -> Iterator[Any]:
         """Yields batches `[K, n, ...]` endlessly, beginning with the batch of step `start`."""
@@ -258,7 +287,10 @@ class StreamedLogProb(Target):
         rest: Any = None
         while True:
             seen = skipped
-            with self._faults.named(epoch, lambda: seen * self.batch_size):  # noqa: B023
+            size = self.batches_per_read * self.batch_size
+            with self._faults.named(
+                lambda: f"epoch {epoch}, in {self._examples(seen * self.batch_size, size)}"  # noqa: B023
+            ):
                 self._faults.check(epoch)
                 dataset = self._batches(epoch).skip(skipped)
                 for read in dataset.batch(self.batches_per_read).prefetch(1):
@@ -267,6 +299,8 @@ class StreamedLogProb(Target):
                         seen -= len(tf.nest.flatten(rest)[0])
                     count = len(tf.nest.flatten(read)[0])
                     seen += count
+                    if seen > self._epoch_batches:
+                        raise self._wrong_epoch(epoch, f"more than {self._epoch_batches}")
                     if count < self.batches_per_read:
                         rest = read
                     elif count == self.batches_per_read:
@@ -276,21 +310,26 @@ class StreamedLogProb(Target):
                         rest = tf.nest.map_structure(lambda x: x[self.batches_per_read :], read)
                         yield tf.nest.map_structure(lambda x: x[: self.batches_per_read], read)
             if seen != self._epoch_batches:
-                raise self._wrong_epoch(epoch, seen)
+                raise self._wrong_epoch(epoch, f"{seen}")
             epoch, skipped = epoch + 1, 0
 
-    def _wrong_epoch(self, epoch: int, num_batches: int) -> ValueError:
+    def _wrong_epoch(self, epoch: int, num_batches: str) -> ValueError:
         return ValueError(
             f"dataset must have {self._epoch_batches} batches of {self.batch_size} in each epoch "
             f"for num_examples={self.num_examples}. Received: epoch {epoch} has {num_batches}."
             f"{self._faults.changed()}"
         )
 
-    def _wrong_length(self, epoch: int, seen: int, expected: int) -> ValueError:
-        again = " Each pass must begin at the first example." if seen < expected else ""
+    def _wrong_length(self, epoch: int, found: str) -> ValueError:
+        why = self._faults.changed()
+        if not why and not found.startswith("more"):
+            why = self._faults.damaged() or (
+                " Each pass must begin at the first example. A file of records may be cut off "
+                f"at the end of one.{self._faults.listed()}"
+            )
         return ValueError(
-            f"dataset must have num_examples={expected} examples in each epoch. Received: epoch "
-            f"{epoch} has {seen}.{self._faults.changed()}{again}"
+            f"dataset must have num_examples={self.num_examples} examples in each epoch. Received: "
+            f"epoch {epoch} has {found}.{why}"
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
@@ -374,6 +413,10 @@ class StreamedLogProb(Target):
     def _sum(self, state: State, rows: Any) -> tf.Tensor:
         size = tf.nest.flatten(rows)[0].shape[0]
         return tf.reduce_sum(self.of_one_batch.log_likelihood(state, rows, size), axis=-1)
+
+
+def _has_rows(element: Any) -> bool:
+    return 0 not in tf.nest.flatten(element)[0].shape[:1]
 
 
 def _refuse_replicas() -> None:

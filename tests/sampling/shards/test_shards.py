@@ -209,6 +209,8 @@ def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
         in_shards(chains_per_shard=2, directory=tmp_path)
     with pytest.raises(ValueError, match="must hold a run in shards"):
         sgmcmc.open_shards(tmp_path)
+    with pytest.raises(ValueError, match="a run of sample_chain or sample: xarray.open_zarr"):
+        sgmcmc.open_shards(folder / "shard-0")
 
 
 class Elsewhere(Inline):

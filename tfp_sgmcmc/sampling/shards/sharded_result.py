@@ -182,9 +182,15 @@ def open_shards(directory: str | os.PathLike[str], shards: Iterable[int] | None 
     stores = [folder / f"shard-{i}" / SAMPLES for i in numbers]
     stores = [store for store in stores if _shows_draws(store)]
     if not stores:
+        found = f"where shards {numbers} have none" if numbers else "which has no folders shard-i"
+        if _shows_draws(folder / SAMPLES):
+            found = (
+                "which is a run of sample_chain or sample: "
+                f"xarray.open_zarr({str(folder / SAMPLES)!r}, group='posterior') reads it"
+            )
         raise ValueError(
             f"directory must hold a run in shards with draws. Received: {os.fspath(directory)!r}, "
-            f"where shards {numbers} have none."
+            f"{found}."
         )
     chunks: Any = {} if importlib.util.find_spec("dask") else None
     parts = [xarray.open_zarr(store, group="posterior", chunks=chunks) for store in stores]

@@ -330,16 +330,16 @@ def load(
       ValueError: the file is of another version, or of other data.
     """
     like = target.row_spec
+    expected = f"{target.num_examples} examples of {form_of(like)[0]}"
+    with npz.reading(path, writer="sample") as (header, _):
+        if header["version"] != _VERSION:
+            raise ValueError(f"it has version {header['version']}, not {_VERSION}")
+        found = f"{header['num_examples']} examples of {header['form']}"
+    if found != expected:
+        raise ValueError(
+            f"{path} must hold a pool of {expected}. Received: {found}. Use a new directory."
+        )
     with npz.reading(path, writer="sample") as (header, array):
-        form = form_of(target.row_spec)[0]
-        found = header.get("version"), header.get("form"), header.get("num_examples")
-        expected = _VERSION, form, target.num_examples
-        if found != expected:
-            raise ValueError(
-                f"{path} must hold a pool of version {_VERSION}, of {expected[2]} examples with "
-                f"{form}. Received: version {found[0]}, {found[2]} examples with {found[1]}. Use "
-                "a new directory."
-            )
         dtypes = header["dtypes"]
         count = len(tf.nest.flatten(like))
         rows = tf.nest.pack_sequence_as(
