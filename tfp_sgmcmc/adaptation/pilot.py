@@ -113,7 +113,7 @@ class PilotChains:
         step = tf.constant(stride, tf.int64)
         given = position, rows, stride, step, self._seed, self._settings
         position, kept, health = self._loop(*given)
-        return position, kept[0].numpy(), health.is_good
+        return position, kept[0], health.is_good
 
 
 class Gradients:

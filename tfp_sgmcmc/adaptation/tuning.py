@@ -419,7 +419,7 @@ class _Programs:
         position, kept, health = self._loops[key](
             position, self._num_results, stride, tf.constant(stride, tf.int64), seed, values
         )
-        return position, kept[0], health.is_good
+        return position, tf.nest.map_structure(tf.constant, kept[0]), health.is_good
 
     def _program(self, candidate: Candidate, state: State) -> tuple[Hashable, dict[str, tf.Tensor]]:
         """Returns the key of a candidate's program, and the tensors that it takes."""

@@ -132,8 +132,8 @@ class Loop:
         """Takes steps; `rows = 0` takes none. `values` of None are those of `with_values`.
 
         Returns:
-          The new position; the kept values, in the structure of `kept` with a leading axis of at
-          least `rows`; and a `FiniteCheck`.
+          The new position; the kept values as arrays, in the structure of `kept` with a leading
+          axis of at least `rows`; and a `FiniteCheck`.
         """
         numbers = tf.constant(rows), tf.constant(first, tf.int64)
         values = self._values if values is None else values
