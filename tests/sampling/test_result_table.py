@@ -2,7 +2,6 @@
 
 import dataclasses
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from tests.sampling.runs import Walk
+from tfp_sgmcmc.diagnostics.certificate import Certificate
 from tfp_sgmcmc.sampling import result_table
 
 OPTIONS: dict[str, Any] = dict(seed=0, progress_bar=False, preflight_check=False, jit_compile=False)
@@ -44,9 +44,11 @@ def test_flags_stand_below_with_their_grades(result: Any) -> None:
 
 
 def test_a_certificate_is_told_if_it_can_be_believed(result: Any) -> None:
+    names = [field.name for field in dataclasses.fields(Certificate)]
     for is_reliable in (True, False):
-        found = types.SimpleNamespace(
-            is_reliable=is_reliable,
+        found = dataclasses.replace(
+            Certificate(**dict.fromkeys(names, 0.0)),
+            pareto_k=0.2 if is_reliable else 0.8,
             num_draws=2000,
             mean_offset={"a": -0.02, "b": np.array([0.01, np.nan])},  # NaN: a constant
             mean_offset_error={"a": 0.005, "b": np.array([0.04, np.nan])},

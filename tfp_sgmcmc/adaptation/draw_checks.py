@@ -94,8 +94,7 @@ def check_draws(
     if certificate is not None and certificate.is_reliable:
         flags += _flags_of_certificate(certificate, varies)
         c = certificate
-        offset, offset_error = _largest_and_error(varies, c.mean_offset, 0.0, c.mean_offset_error)
-        ratio, ratio_error = _largest_and_error(varies, c.sd_ratio, 1.0, c.sd_ratio_error)
+        (offset, offset_error), (ratio, ratio_error) = c.largest_offset, c.largest_ratio
         line += (
             f" Beside {c.num_draws:,} importance-weighted draws of the posterior ({c.tail}), "
             f"their means differ by up to {offset:.3f} +- {offset_error:.3f} standard deviations, "
@@ -328,16 +327,6 @@ def _varying(states: Any) -> list[np.ndarray]:
     """
     found = [np.any(x != x[:1, :1], axis=(0, 1)) for x in tf.nest.flatten(states)]
     return found if any(x.any() for x in found) else [np.ones_like(x) for x in found]
-
-
-def _largest_and_error(varies: Any, nest: Any, center: float, errors: Any) -> tuple[float, float]:
-    """Returns the largest distance of a number from `center`, and its standard error."""
-    values, of_values = (
-        np.concatenate([x[v] for x, v in zip(tf.nest.flatten(part), varies, strict=True)])
-        for part in (nest, errors)
-    )
-    largest = np.argmax(np.abs(values - center))
-    return float(abs(values[largest] - center)), float(of_values[largest])
 
 
 def _largest(varies: Any, nest: Any, center: float = 0.0, errors: Any = None) -> float:

@@ -171,6 +171,16 @@ class Certificate:
         return self.pareto_k <= MOST_K
 
     @property
+    def largest_offset(self) -> tuple[float, float]:
+        """The largest of |`mean_offset`| and its standard error."""
+        return _largest(self.mean_offset, 0.0, self.mean_offset_error)
+
+    @property
+    def largest_ratio(self) -> tuple[float, float]:
+        """The largest of |`sd_ratio` - 1| and its standard error."""
+        return _largest(self.sd_ratio, 1.0, self.sd_ratio_error)
+
+    @property
     def tail(self) -> str:
         """The Pareto k of the weights in words; below 0 weights are bounded, however far."""
         return f"Pareto k {self.pareto_k:.2f}" if self.pareto_k >= 0 else "Pareto k below 0"
@@ -421,3 +431,13 @@ def _draws(result: Any, target: Target) -> tuple[State, Any]:
 
 def _constrain(target: Target) -> Callable[[State], Any]:
     return getattr(target, "constrain", lambda state: state)
+
+
+def _largest(nest: Any, center: float, errors: Any) -> tuple[float, float]:
+    """Returns the largest distance from `center` and its error. NaN is that of a constant."""
+    values, of_values = (
+        np.concatenate([np.ravel(x) for x in tf.nest.flatten(part)]) for part in (nest, errors)
+    )
+    distances = np.nan_to_num(np.abs(values - center), nan=0.0)
+    largest = int(np.argmax(distances))
+    return float(distances[largest]), float(of_values[largest])

@@ -175,22 +175,15 @@ def table_of(result: Any, title: str, failures: Sequence[str] = ()) -> Table:
 
 def _certified(certificate: Any) -> str:
     """Returns the largest differences from the weighted draws, with their standard errors."""
-    columns = certificate.mean_offset, certificate.mean_offset_error
-    offset, offset_error = _largest(columns, 0.0)
-    ratio, ratio_error = _largest((certificate.sd_ratio, certificate.sd_ratio_error), 1.0)
+    (offset, offset_error), (ratio, ratio_error) = (
+        certificate.largest_offset,
+        certificate.largest_ratio,
+    )
     return (
         f"Certificate: beside {certificate.num_draws:,} importance-weighted draws, means differ by "
         f"up to {offset:.3f} +- {offset_error:.3f} sd, sds by up to {100 * ratio:.1f} +- "
         f"{100 * ratio_error:.1f} %."
     )
-
-
-def _largest(columns: tuple[Any, Any], center: float) -> tuple[float, float]:
-    """Returns the largest distance from `center` and its error. NaN is that of a constant."""
-    values, errors = (np.concatenate([np.ravel(x) for x in tree.flatten(nest)]) for nest in columns)
-    distances = np.nan_to_num(np.abs(values - center), nan=0.0)
-    largest = np.argmax(distances)
-    return distances[largest], errors[largest]
 
 
 def title_of(result: Any, name: str, of_chains: str) -> str:
