@@ -56,6 +56,23 @@ def test_the_shape_in_words(k: float, words: str) -> None:
     assert words in str(Certificate(**dict.fromkeys(names, 1.0) | {"pareto_k": k}))
 
 
+def test_constants_are_no_difference() -> None:
+    """A Cholesky factor of correlations has a 1 and zeros, whose weighted mean is rounded."""
+    target = sgmcmc.MinibatchLogProb(
+        lambda c: tfp.distributions.CholeskyLKJ(2, 2.0).log_prob(c),
+        lambda c, x: tfp.distributions.MultivariateNormalTriL(
+            tf.zeros([2]), c[..., None, :, :]).log_prob(x),
+        np.random.default_rng(0).normal(size=[100, 2]).astype(np.float32), 10,
+        bijector=tfp.bijectors.CorrelationCholesky(),
+    )  # fmt: skip
+    result = sgmcmc.sample(target, tf.zeros([1]), 500, seed=0, progress_bar=False)
+    found, constant = result.certificate, [[True, True], [False, False]]
+    np.testing.assert_array_equal(found.sd == 0, constant)
+    np.testing.assert_array_equal(np.isnan([found.mean_offset, found.sd_ratio]), [constant] * 2)
+    for largest in (found.largest_offset, found.largest_ratio):
+        assert 0 < largest[0] < 0.5 and 0 < largest[1] < 0.2
+
+
 def test_a_proposal_is_fitted_in_any_units() -> None:
     """The first proposal is 1 sd off and 0.7 times as wide; the last has the exact moments."""
     rng = np.random.default_rng(0)

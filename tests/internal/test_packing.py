@@ -72,6 +72,16 @@ def test_leading_axes_stay_in_front() -> None:
         np.testing.assert_array_equal(found, x)
 
 
+def test_the_number_of_chains_may_be_unknown() -> None:
+    @tf.function(input_signature=[[tf.TensorSpec([None, *x.shape[1:]]) for x in CHAINS]])
+    def there_and_back(chains: list[tf.Tensor]) -> list[tf.Tensor]:
+        packing = Packing(chains, lead_ndims=1)
+        return packing.unpack(packing.pack(chains))
+
+    for found, x in zip(there_and_back(CHAINS), CHAINS, strict=True):
+        np.testing.assert_array_equal(found, x)
+
+
 def test_few_tensors_stay_as_they_are() -> None:
     packing = Packing(CHAINS, lead_ndims=1, small=10, fewest=4)
     assert not packing.joins

@@ -146,9 +146,9 @@ class Certificate:
       mean_error: their standard errors.
       sd: posterior standard deviations, from the weighted draws alone.
       sd_error: their standard errors.
-      mean_offset: the mean of the draws minus `mean`, divided by `sd`.
+      mean_offset: the mean of the draws minus `mean`, divided by `sd`; NaN for a constant.
       mean_offset_error: its standard error, which counts the errors of both means.
-      sd_ratio: the standard deviation of the draws divided by `sd`.
+      sd_ratio: the standard deviation of the draws divided by `sd`; NaN for a constant.
       sd_ratio_error: its standard error, which counts the errors of both.
     """
 
@@ -384,7 +384,10 @@ def compare(
     columns: list[list[np.ndarray]] = [[] for _ in range(8)]
     for part, others in zip(tf.nest.flatten(parameters), tf.nest.flatten(weighted), strict=True):
         x = np.asarray(part, np.float64)
-        mean, mean_error, sd, sd_error = sample.moments(np.asarray(others, np.float64))
+        values = np.asarray(others, np.float64)
+        mean, mean_error, sd, sd_error = sample.moments(values)
+        # Rounding must not give a constant, such as an entry of a Cholesky factor, a deviation.
+        sd = np.where((values == values[0]).all(axis=0), np.nan, sd)
         own = x.mean(axis=(0, 1))
         own_variance = x.var(axis=(0, 1))
         own_sd = np.sqrt(own_variance)
@@ -395,7 +398,7 @@ def compare(
         found = (
             mean,
             mean_error,
-            sd,
+            np.nan_to_num(sd),
             sd_error,
             (own - mean) / sd,
             offset_error,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+from tfp_sgmcmc.internal.nest import flatten_events, unflatten_events
 
 SMALL = 4096  # entries: copying a smaller tensor costs less than one more variable
 
@@ -59,7 +61,7 @@ class Packing:
                 groups.setdefault(x.dtype, []).append(i)
         packed = {dtype: group for dtype, group in groups.items() if len(group) >= fewest}
         alone = sorted(set(range(len(like))).difference(*packed.values()))
-        self._num_alone = len(alone)
+        self._num_alone, self._lead_ndims = len(alone), lead_ndims
         self.parts = [Part([i], self._shapes[i], like[i].dtype) for i in alone]
         for dtype, members in packed.items():
             self.parts.append(Part(members, (sum(self._sizes[i] for i in members),), dtype))
@@ -71,23 +73,17 @@ class Packing:
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the tensors laid out as `parts`, behind their leading axes."""
-
-        def joined(members: list[int]) -> tf.Tensor:
-            return tf.concat([self._flat(tensors[i], i) for i in members], axis=-1)
-
-        return self._laid_out(tensors, joined)
+        return self._laid_out(tensors, self._lead_ndims)
 
     def pack_settings(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns values that broadcast with the tensors, laid out to broadcast with `parts`."""
-
-        def joined(members: list[int]) -> tf.Tensor:
-            pairs = [(values[i], self._shapes[i]) for i in members]
-            leads = [x.shape[: max(0, x.shape.rank - len(shape))] for x, shape in pairs]
-            lead = functools.reduce(tf.broadcast_static_shape, leads)
-            full = [tf.broadcast_to(x, lead + shape) for x, shape in pairs]
-            return tf.concat([self._flat(x, i) for x, i in zip(full, members, strict=True)], -1)
-
-        return self._laid_out(values, joined)
+        together = [i for part in self.parts[self._num_alone :] for i in part.members]
+        ranks = {i: len(self._shapes[i]) for i in together}
+        leads = [values[i].shape[: max(0, values[i].shape.rank - ranks[i])] for i in together]
+        lead = functools.reduce(tf.broadcast_static_shape, leads, tf.TensorShape([]))
+        full = dict(enumerate(values))
+        full |= {i: tf.broadcast_to(values[i], lead + self._shapes[i]) for i in together}
+        return self._laid_out(full, lead.rank)
 
     def unpack(self, packed: Sequence[Any]) -> list[Any]:
         """Returns the tensors or arrays that were packed, behind any leading axes."""
@@ -96,22 +92,24 @@ class Packing:
             if place < self._num_alone:
                 found[part.members[0]] = row
                 continue
-            sizes = [self._sizes[i] for i in part.members]
-            if isinstance(row, np.ndarray):
-                reshape, pieces = np.reshape, np.split(row, np.cumsum(sizes)[:-1], axis=-1)
+            shapes = [self._shapes[i] for i in part.members]
+            if isinstance(row, np.ndarray):  # which stays one
+                ends = np.cumsum([self._sizes[i] for i in part.members])
+                pieces = np.split(row, ends[:-1], axis=-1)
+                pairs = zip(pieces, shapes, strict=True)
+                pieces = [x.reshape([*row.shape[:-1], *shape]) for x, shape in pairs]
             else:
-                reshape, pieces = tf.reshape, tf.split(row, sizes, axis=-1)
-            for i, piece in zip(part.members, pieces, strict=True):
-                found[i] = reshape(piece, [*row.shape[:-1], *self._shapes[i]])
+                like = [tf.TensorSpec(shape, part.dtype) for shape in shapes]
+                pieces = unflatten_events(row, like, 0)
+            found |= dict(zip(part.members, pieces, strict=True))
         return [found[i] for i in range(len(found))]
 
     def means(self, packed: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns parts in which each entry is the mean over the tensor that it belongs to."""
-        lead = packed[0].shape.rank - len(self.parts[0].shape)
         found = []
         for part, x in zip(self.parts, packed, strict=True):
             if len(part.members) == 1:
-                mean = tf.reduce_mean(x, [*range(lead, x.shape.rank)], keepdims=True)
+                mean = tf.reduce_mean(x, [*range(self._lead_ndims, x.shape.rank)], keepdims=True)
                 found.append(tf.broadcast_to(mean, tf.shape(x)))
                 continue
             sizes = np.array([self._sizes[i] for i in part.members])
@@ -122,12 +120,9 @@ class Packing:
             found.append(tf.reshape(tf.gather(means, tensor, axis=-1), tf.shape(x)))
         return found
 
-    def _flat(self, x: tf.Tensor, i: int) -> tf.Tensor:
-        lead = x.shape[: x.shape.rank - len(self._shapes[i])]
-        return tf.reshape(x, [*lead, self._sizes[i]])
-
-    def _laid_out(
-        self, tensors: Sequence[tf.Tensor], joined: Callable[[list[int]], tf.Tensor]
-    ) -> list[tf.Tensor]:
+    def _laid_out(self, tensors: Any, lead_ndims: int) -> list[tf.Tensor]:
         alone, together = self.parts[: self._num_alone], self.parts[self._num_alone :]
-        return [*(tensors[p.members[0]] for p in alone), *(joined(p.members) for p in together)]
+        return [
+            *(tensors[part.members[0]] for part in alone),
+            *(flatten_events([tensors[i] for i in part.members], lead_ndims) for part in together),
+        ]

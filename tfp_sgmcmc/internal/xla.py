@@ -183,11 +183,14 @@ def while_loop(
 
 
 def materialized(x: tf.Tensor) -> tf.Tensor:
-    """Returns a tensor `x`, of rank 1 or more, that XLA computes once and stores.
+    """Returns a tensor `x`, of rank 1 or more, that XLA on a CPU computes once and stores.
 
-    XLA on a CPU fuses `x` into the loops that read it, and so may compute an entry again for each
-    reader. It stores what enters a loop. The loop here never runs, which XLA cannot know.
+    It fuses `x` into the loops that read it, and so may compute an entry again for each
+    reader. It stores what enters a loop. The loop here never runs, which XLA cannot know. Elsewhere
+    this returns x itself.
     """
+    if not compiles_for_cpu():
+        return x
     first = (0,) * x.shape.rank
     (result,) = tf.while_loop(lambda x: x[first] > math.inf, lambda x: [x + 1], [x])
     return result

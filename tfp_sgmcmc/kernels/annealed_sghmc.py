@@ -218,9 +218,9 @@ class AnnealedSGHMC(StochasticGradientKernel):
         )  # fmt: skip
         moved = map_parts(tf.add, x, v)
         if packing.joins:
-            if xla.compiles_for_cpu():  # which would compute the step again for each part
-                moved = tf.nest.map_structure(xla.materialized, moved)
-            moved = tf.nest.pack_sequence_as(state, packing.unpack(moved))
+            # Not materialized, the step would be computed again for each part.
+            moved = packing.unpack(tf.nest.map_structure(xla.materialized, moved))
+            moved = tf.nest.pack_sequence_as(state, moved)
 
         energy = sum_events(map_parts(lambda v, m: m * v**2, v, m), chain_ndims)
         return self._centered(moved, chain_ndims, sign=-1), AnnealedSGHMCResults(

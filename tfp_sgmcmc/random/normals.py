@@ -107,9 +107,8 @@ def _draw_like(
         return tf.nest.pack_sequence_as(state, drawn)
     sizes = [x.shape.num_elements() or tf.size(x) for x in parts]
     shape = [-(-sum(sizes) // _COLUMNS), _COLUMNS]
-    numbers = draw(shape, parts[0].dtype, seed)
-    if xla.compiles_for_cpu():  # which would put the generator into the loop of each part
-        numbers = xla.materialized(numbers)
+    # Not materialized, the generator would be put into the loop of each part.
+    numbers = xla.materialized(draw(shape, parts[0].dtype, seed))
     numbers = tf.reshape(numbers, [-1])[: sum(sizes)]
     pairs = zip(tf.split(numbers, sizes), parts, strict=True)
     drawn = [tf.reshape(z, static_or_dynamic_shape(x)) for z, x in pairs]

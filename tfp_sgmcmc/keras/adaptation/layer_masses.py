@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from tfp_sgmcmc.keras.model import internals
 
-_CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 _BLOCK_ROWS = 32  # that the model evaluates at once, which bounds the memory of its layers
 _UNLIKE = 100.0  # the ratio of columns' largest entries beyond which each has a mass
 
@@ -149,7 +148,7 @@ def _measured(model: keras.Model, layers: list[keras.Layer], x: Any) -> dict[int
 
 def _center(layer: keras.Layer, array: np.ndarray) -> np.ndarray | None:
     """Returns the mean input of a layer by feature; None without biases that make up for it."""
-    is_convolution = isinstance(layer, _CONVOLUTIONS) and layer.groups == 1
+    is_convolution = isinstance(layer, internals.CONVOLUTIONS) and layer.groups == 1
     if not isinstance(layer, keras.layers.Dense) and not is_convolution:
         return None
     given = [id(v) for v in layer.trainable_variables]
