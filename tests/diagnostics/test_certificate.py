@@ -56,6 +56,27 @@ def test_the_shape_in_words(k: float, words: str) -> None:
     assert words in str(Certificate(**dict.fromkeys(names, 1.0) | {"pareto_k": k}))
 
 
+def test_the_times_of_independence_metropolis() -> None:
+    """They are those of its transition matrix, and weights of zero or equal ones are no trouble."""
+    rng = np.random.default_rng(5)
+    draws, log_weights = rng.standard_normal([40, 3]), 1.5 * rng.standard_normal(40)
+    log_weights[7] = -np.inf
+    draws[:, 2] = np.exp(log_weights)  # an entry that is large where the chain stays
+    sample = WeightedSample(Proposal(np.zeros(3), np.eye(3), 0.2), draws, log_weights)
+    w = sample.weights
+    transition = np.minimum(1, w / np.maximum(w[:, np.newaxis], 1e-300)) / 40
+    transition += np.diag(1 - transition.sum(axis=1))
+    f = draws - w @ draws
+    sums = np.linalg.solve(np.eye(40) - transition + w, f)  # over all lags
+    variance = np.einsum("s,sd,sd->d", w, f, f)
+    expected = 2 * np.einsum("s,sd,sd->d", w, f, sums) / variance - 1
+    np.testing.assert_allclose(sample.autocorrelation_times, expected, rtol=1e-9)
+    from_efficiency = 2 / sample.efficiency - 1  # of draws that know nothing of their weights
+    assert expected[2] > 1.5 * from_efficiency
+    equal = WeightedSample(sample.proposal, draws, np.zeros(40))
+    np.testing.assert_allclose(equal.autocorrelation_times, 1)
+
+
 def test_constants_are_no_difference() -> None:
     """A Cholesky factor of correlations has a 1 and zeros, whose weighted mean is rounded."""
     target = sgmcmc.MinibatchLogProb(

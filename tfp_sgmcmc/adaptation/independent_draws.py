@@ -204,8 +204,8 @@ def independent_draws(
         if normal is not None and normal.converged:
             found = whiten_by_normal(problem, found, normal.mean, normal.factor)
         return None, found
-    proposal, independent = sample.proposal, sample.efficiency / (2 - sample.efficiency)
-    stride, burn_in = int(np.ceil(_WORTH / independent)), int(np.ceil(_BURN_IN / independent))
+    proposal, steps = sample.proposal, sample.autocorrelation_times.max()  # for a draw
+    stride, burn_in = int(np.ceil(_WORTH * steps)), int(np.ceil(_BURN_IN * steps))
     center = unflatten_events(proposal.mean, found.center, 0)
     runs.milliseconds["IndependentMetropolis"] = 1e3 * seconds * num_chains
     choices = Choices(

@@ -95,6 +95,35 @@ class WeightedSample(NamedTuple):
         """Whether `pareto_k` is below its bound."""
         return self.pareto_k < self.most_k
 
+    @property
+    def autocorrelation_times(self) -> np.ndarray:
+        r"""Steps of an independence Metropolis chain that are worth one independent draw, `[D]`.
+
+        They are those of the chain that proposes the S draws alone. In the order of falling weights
+
+        \[
+        \tau = \sum_k c_k \frac{2 - a_k}{a_k}, \qquad
+        a_k = \frac{k - 1}{S} + \frac{S_k}{S w_k}, \qquad
+        c_k \propto \frac{w_k S_{k+1}}{S_k} \left( x_k - m_{k+1} \right)^2,
+        \]
+
+        where \( S_k \) is the sum of the weights from the k-th on, and \( m_k \) the weighted mean
+        of their draws: draw k is left at the rate \( a_k \) (Liu 1996).
+
+        References:
+          J. S. Liu. Metropolized independent sampling with comparisons to rejection sampling and
+          importance sampling. Statistics and Computing, 1996.
+        """
+        size, order = len(self.draws), np.argsort(-self.log_weights)
+        weights = np.maximum(self.weights[order], 1e-300)
+        x = self.draws[order] - self.weights @ self.draws
+        rest = np.cumsum(weights[::-1])[::-1]  # S_k
+        means = np.cumsum((weights[:, np.newaxis] * x)[::-1], axis=0)[::-1] / rest[:, np.newaxis]
+        rates = (np.arange(size) + rest / weights) / size
+        shares = weights[:-1] * rest[1:] / rest[:-1]
+        squares = shares[:, np.newaxis] * (x[:-1] - means[1:]) ** 2
+        return (2 / rates[:-1] - 1) @ squares / squares.sum(axis=0)
+
     def moments(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         r"""Returns mean and standard deviation of `values`, `[S, ...]`, and their standard errors.
 
