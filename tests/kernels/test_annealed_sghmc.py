@@ -212,3 +212,30 @@ def test_parts_that_move_as_one_move_as_they_do_alone(
         np.testing.assert_allclose(found, want, rtol=1e-9)
     for name in ("kinetic_temperature", "squared_gradient", "gradient_norm", "step_size"):
         np.testing.assert_allclose(getattr(results, name), getattr(before, name), rtol=1e-9)
+
+
+@pytest.mark.parametrize("dim", [50_000, 10])
+def test_a_large_state_moves_as_one_operation_of_a_graph(dim: int) -> None:
+    """XLA compiles its arithmetic alone; it is that of eager steps."""
+
+    def of_mean(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+        return log_likelihood(tf.reduce_mean(theta, axis=-1), batch)
+
+    def no_prior(theta: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(0 * theta, axis=-1)
+
+    target = sgmcmc.MinibatchLogProb(no_prior, of_mean, VALUES, batch_size=N)
+    kernel = AnnealedSGHMC(target, 0.1, temperature=1e-12, mass_averaging=0.1)
+    state = tf.random.stateless_normal([2, dim], SEED)
+    before = kernel.bootstrap_results(state)
+    step = tf.function(lambda x, results: kernel.one_step(x, results, SEED), autograph=False)
+    for found, expected in zip(
+        tf.nest.flatten(step(state, before)),
+        tf.nest.flatten(kernel.one_step(state, before, SEED)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-9)
+    functions = step.get_concrete_function(state, before).graph.as_graph_def().library.function
+    compiled = [f.signature.name for f in functions if f.attr["_XlaMustCompile"].b]
+    fused = [name for name in compiled if "draw" not in name]  # the rest draws normals
+    assert len(fused) == (dim == 50_000)

@@ -20,6 +20,7 @@ _FACTORIZATIONS = {
     "Cholesky", "CholeskyGrad", "LogMatrixDeterminant", "Lu", "MatrixDeterminant", "MatrixInverse",
     "MatrixSolve", "Qr", "SelfAdjointEigV2", "Svd",
 }  # fmt: skip
+_WORTH_FUSING = 40_000  # entries; with fewer, compilation takes longer than it saves
 _WORTH_A_LOOP = 10_000  # entries of a value; a CPU saves time by not writing larger ones
 _assumed_kind: contextvars.ContextVar[str | None] = contextvars.ContextVar("kind", default=None)
 
@@ -137,6 +138,17 @@ def traced_once(fn: Callable[..., Any], jit_compile: bool | None = None) -> Call
         return found[0](*args)
 
     return call
+
+
+def fused(fn: Callable[[], Any], num_entries: int) -> Callable[[], Any]:
+    """Returns `fn`, many operations on so many entries, compiled by XLA where that saves time.
+
+    In a graph that XLA does not compile, each operation writes its result to memory. XLA makes one
+    operation of them. Eager code is left as it is, because each call would compile it again.
+    """
+    if num_entries < _WORTH_FUSING or in_xla_context() or tf.executing_eagerly():
+        return fn
+    return tf.function(fn, autograph=False, jit_compile=True)
 
 
 @contextlib.contextmanager

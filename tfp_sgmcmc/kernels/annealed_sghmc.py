@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -177,23 +178,44 @@ class AnnealedSGHMC(StochasticGradientKernel):
         self, state: State, results: AnnealedSGHMCResults, seed: tf.Tensor
     ) -> tuple[State, AnnealedSGHMCResults]:
         batch_seed, noise_seed = random.split(seed, 2)
-        step, chain_ndims = results.step, results.target_log_prob.shape.rank
-        cap, w, temperature = self._numbers(step, state, chain_ndims)
-        m, s = (
-            value_at(self._parameters[name], step, state, name)
-            for name in ("mass", "prior_variance")
-        )
-        a, packing = self._parameters["momentum_loss"], _packing(state, chain_ndims)
-
+        chain_ndims = results.target_log_prob.shape.rank
+        packing = _packing(state, chain_ndims)
         estimate = self._target.estimate(state, batch_seed, results.target_state, with_scores=False)
         given = getattr(self._target, "examples_of_chains", self._target.num_examples)
         n = tf.cast(given, estimate.log_prob.dtype)
         x = _packed(packing.pack, self._centered(state, chain_ndims))
         g = _packed(packing.pack, self._gradient_of_centered(estimate.gradient))
-        g = map_parts(lambda g: scaled(-1 / n, g), g)
         estimate = estimate._replace(gradient=_packed(packing.pack, estimate.gradient))
-        m, s = (_packed(packing.pack_settings, setting) for setting in (m, s))
         z = random.normal_like(x, noise_seed)
+        move = functools.partial(self._move, state, x, g, z, n, results, packing)
+        moved, rate, temperature, changed = xla.fused(move, num_entries(x, chain_ndims))()
+        if packing.joins:
+            # Not materialized, the step would be computed again for each part.
+            moved = packing.unpack(tf.nest.map_structure(xla.materialized, moved))
+            moved = tf.nest.pack_sequence_as(state, moved)
+        return self._centered(moved, chain_ndims, sign=-1), AnnealedSGHMCResults(
+            **self._figures(estimate, rate, temperature, results), **changed
+        )
+
+    def _move(
+        self,
+        state: State,
+        x: State,
+        gradient: State,
+        z: State,
+        n: tf.Tensor,
+        results: AnnealedSGHMCResults,
+        packing: Packing,
+    ) -> tuple[State, tf.Tensor, tf.Tensor, dict[str, Any]]:
+        """Returns the packed state `x` after a step, the step size, T, and the changed results."""
+        step, chain_ndims = results.step, results.target_log_prob.shape.rank
+        cap, w, temperature = self._numbers(step, state, chain_ndims)
+        m, s = (
+            _packed(packing.pack_settings, value_at(self._parameters[name], step, state, name))
+            for name in ("mass", "prior_variance")
+        )
+        a = self._parameters["momentum_loss"]
+        g = map_parts(lambda g: scaled(-1 / n, g), gradient)
         squares = results.squares
         if self._adapts_mass:
             squares = self._mean_squares(squares, g, step, packing)
@@ -203,7 +225,7 @@ class AnnealedSGHMC(StochasticGradientKernel):
                 squares, m, s,
             )  # fmt: skip
         q = sum_events(map_parts(lambda g, m: g**2 / m, g, m), chain_ndims)
-        mean = tf.where(results.step == 0, q, results.squared_gradient)
+        mean = tf.where(step == 0, q, results.squared_gradient)
         most = _MOST_NOISE * mean
         shrink = tf.sqrt(tf.where(q > most, tf.math.divide_no_nan(most, q), tf.ones_like(q)))
         mean += self._parameters["averaging"] * (tf.minimum(q, most) - mean)
@@ -216,19 +238,17 @@ class AnnealedSGHMC(StochasticGradientKernel):
             + scaled(spread, z) / tf.sqrt(m),
             x, results.momentum, g, m, s, z,
         )  # fmt: skip
-        moved = map_parts(tf.add, x, v)
-        if packing.joins:
-            # Not materialized, the step would be computed again for each part.
-            moved = packing.unpack(tf.nest.map_structure(xla.materialized, moved))
-            moved = tf.nest.pack_sequence_as(state, moved)
-
         energy = sum_events(map_parts(lambda v, m: m * v**2, v, m), chain_ndims)
-        return self._centered(moved, chain_ndims, sign=-1), AnnealedSGHMCResults(
-            **self._figures(estimate, rate, temperature, results),
-            momentum=v,
-            kinetic_temperature=n * energy / rate / num_entries(v, chain_ndims),
-            squared_gradient=mean,
-            squares=squares,
+        return (
+            map_parts(tf.add, x, v),
+            rate,
+            temperature,
+            dict(
+                momentum=v,
+                kinetic_temperature=n * energy / rate / num_entries(v, chain_ndims),
+                squared_gradient=mean,
+                squares=squares,
+            ),
         )
 
     @property

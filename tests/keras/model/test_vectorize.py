@@ -144,13 +144,18 @@ def test_an_error_of_the_function_is_its_own():
         Mapper(compiled(keras.Input([2])))(fails, tf.zeros([2]))
 
 
-@pytest.mark.parametrize("jit_compile", [True, False])
-def test_xla_on_a_cpu_calls_convolutions_once_for_each_chain(jit_compile: bool) -> None:
-    """Convolutions with kernels of their own would be mapped to ones that XLA computes slowly."""
+@pytest.mark.parametrize(
+    ("num_chains", "jit_compile", "is_unrolled"),
+    [(C, True, True), (C, False, True), (20, False, False), (20, True, True)],
+)
+def test_a_cpu_calls_convolutions_once_for_each_chain(
+    num_chains: int, jit_compile: bool, is_unrolled: bool
+) -> None:
+    """Convolutions with kernels of their own would be mapped to ones that a CPU computes slowly."""
     model, calls = compiled(keras.Input([4, 4, 4]), keras.layers.Conv2D(4, 2)), []
     mapper = Mapper(model, unrolls=True)
     images = tf.random.stateless_normal([2, 4, 4, 4], SEED)
-    kernels = tf.random.stateless_normal([C, 2, 2, 4, 4], SEED)
+    kernels = tf.random.stateless_normal([num_chains, 2, 2, 4, 4], SEED)
 
     def convolved(kernel: tf.Tensor) -> dict[str, tf.Tensor]:
         calls.append(kernel)
@@ -158,9 +163,10 @@ def test_xla_on_a_cpu_calls_convolutions_once_for_each_chain(jit_compile: bool) 
 
     fn = tf.function(lambda x: mapper(convolved, x), autograph=False, jit_compile=jit_compile)
     found = fn(kernels)["images"]
-    assert all(k.shape == kernels.shape[1:] for k in calls) and found.shape == [C, 2, 3, 3, 4]
+    assert all(k.shape == kernels.shape[1:] for k in calls)
+    assert found.shape == [num_chains, 2, 3, 3, 4]
     operations = [o.type for o in fn.get_concrete_function(kernels).graph.get_operations()]
-    assert (operations.count("Conv2D") == C) == jit_compile
+    assert (operations.count("Conv2D") == num_chains) == is_unrolled
     for kernel, image in zip(kernels, found, strict=True):
         np.testing.assert_allclose(image, convolved(kernel)["images"], rtol=1e-4, atol=1e-5)
 

@@ -38,6 +38,7 @@ _NOT_TWICE = (
 
 _CONVOLUTIONS = (*internals.CONVOLUTIONS, *_NOT_TWICE)
 
+_FEW = 16  # calls of a model that are traced one after another
 _ONE_BY_ONE = (
     "The scores of single examples, which the kernel asks for, come from one pass of the model "
     "after another, which is slow. {reason} num_groups=G of SamplerCallback lowers the number of "
@@ -55,9 +56,9 @@ class Mapper:
     Args:
       model: a built model, which the functions evaluate.
       message: a warning of the first loop, with a field `{reason}`. None gives no warning.
-      unrolls: whether to call the function once for each element where a model with convolutions is
-        compiled for a CPU. XLA takes ten times as long for convolutions with mapped kernels, and
-        for those in loops. This is for a few elements, such as chains.
+      unrolls: whether to call the function once for each element where a model with convolutions
+        runs on a CPU. Convolutions with mapped kernels take twice as long there, and ten times as
+        long if XLA compiles them, also in loops. This is for a few elements, such as chains.
     """
 
     def __init__(self, model: keras.Model, message: str | None = None, unrolls: bool = False):
@@ -76,10 +77,10 @@ class Mapper:
         `num_rows` is the number of rows that `fn` reads besides its element, if it is known.
         `maps_examples` states whether `fn` maps over them.
         """
-        if self._unrolls and xla.compiles_for_cpu() and self._has_convolutions:
+        number = tf.nest.flatten(elements)[0].shape[0]
+        if self._unrolls and self._has_convolutions and _unrolled_is_faster(number):
             found = [
-                fn(tf.nest.map_structure(lambda x, i=i: x[i], elements))
-                for i in range(tf.nest.flatten(elements)[0].shape[0])
+                fn(tf.nest.map_structure(lambda x, i=i: x[i], elements)) for i in range(number)
             ]
             return tf.nest.map_structure(lambda *x: tf.stack(x), *found)
         try:
@@ -122,6 +123,11 @@ class Mapper:
             f"oneDNN fails in the vectorized form of the operation {operation!r}. Models compiled "
             "with jit_compile=True do not use it."
         )
+
+
+def _unrolled_is_faster(number: int) -> bool:
+    """Returns whether so many calls of a model with convolutions are faster than a mapped one."""
+    return not xla.on_accelerator() and (number <= _FEW or xla.in_xla_context())
 
 
 def not_vectorizable(model: keras.Model, twice_in_xla: bool = False) -> keras.Layer | None:
