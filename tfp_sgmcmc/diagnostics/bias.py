@@ -24,7 +24,7 @@ _WIDE = "the step is too large, the gradients are too noisy, or burn-in was too 
 _NARROW = "the chain has not spread yet, or it sampled another target than the one given here"
 
 
-class TestedEntries(NamedTuple):
+class EntryTests(NamedTuple):
     """What the gradients say about each entry that was tested.
 
     Attributes:
@@ -57,7 +57,7 @@ class Bias(NamedTuple):
     notes: list[str]
     temperature: tuple[float, float]
     is_hot: bool = False
-    tested: TestedEntries | None = None
+    tested: EntryTests | None = None
 
 
 class Entries(NamedTuple):
@@ -136,7 +136,7 @@ def find_bias(
         problems.append(f"Where draws are too wide, {_WIDE}.")
     if problems and (is_narrow or np.any((d.log_width_surely < 0) & d.is_width_wrong)):
         problems.append(f"Where draws are too narrow, {_NARROW}.")
-    tested = TestedEntries(
+    tested = EntryTests(
         tuple(entries.label(i) for i in range(len(entries.names))),
         d.log_width,
         d.shift,

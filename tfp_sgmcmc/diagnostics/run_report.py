@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.diagnostics import chain_checks
-from tfp_sgmcmc.diagnostics.bias import Bias, Entries, TestedEntries, draws_and_gradients, find_bias
+from tfp_sgmcmc.diagnostics.bias import Bias, Entries, EntryTests, draws_and_gradients, find_bias
 from tfp_sgmcmc.diagnostics.draw_summary import plot_deviations
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.internal.extras import import_figure
@@ -44,7 +44,7 @@ class Report:
     rows: tuple[chain_checks.Row, ...]
     temperature: tuple[float, float] | None = None
     notes: tuple[str, ...] = ()
-    tested: TestedEntries | None = None
+    tested: EntryTests | None = None
 
     def __repr__(self) -> str:
         lines = ["Verdict: no problem was found."]
