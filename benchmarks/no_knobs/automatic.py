@@ -100,5 +100,5 @@ def short(choices: Any) -> str:
 def again(result: sgmcmc.SampleResult, seconds: float) -> float:
     """Returns milliseconds of an effective sample of the chosen kernel, from the chosen start."""
     stride = result.choices.num_steps_between_results + 1
-    timed = Timed(result.kernel, tf.constant(result.choices.start), stride, seconds)
+    timed = Timed(result.kernel, result.choices.first_state, stride, seconds)
     return timed()[0]

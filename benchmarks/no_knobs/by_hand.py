@@ -107,12 +107,12 @@ def _baoab(control: Any, h: tf.Tensor) -> Any:
 
 
 class Timed:
-    """Runs chains in whitened coordinates for about `seconds`, compiled once for all settings.
+    """Runs chains for about `seconds`, compiled once for all settings.
 
     `kernel` is a kernel, or makes it from the settings.
     """
 
-    def __init__(self, kernel: Any, start: tf.Tensor, thinning: int, seconds: float):
+    def __init__(self, kernel: Any, start: Any, thinning: int, seconds: float):
         self.run = compiled(kernel, NUM_RESULTS, thinning)
         self.start, self.seconds = start, seconds
 
@@ -122,11 +122,11 @@ class Timed:
         for i in itertools.count(-2):
             if i == 0:
                 begin = time.process_time()
-            found = self.run(state, None, tf.constant([i + 2, 3]), *setting).all_states.numpy()
-            state = tf.constant(found[-1])
+            found = self.run(state, None, tf.constant([i + 2, 3]), *setting).all_states
+            state = tf.nest.map_structure(lambda x: x[-1], found)
             if i < 0:
                 continue
-            blocks.append(found)
+            blocks.append(flatten_events(found, 2).numpy())
             used = time.process_time() - begin
             if i >= LEAST_BLOCKS - 1 and (used > self.seconds or i >= MOST_BLOCKS):
                 break
