@@ -339,6 +339,8 @@ class ModelLogProb(Target):
         (log_prob, gradient, more), forward = estimated
         lead = log_prob.shape.rank
         log_prob, gradient = replica_context.total((log_prob, gradient))
+        for part, value in zip(gradient, state, strict=True):
+            part.set_shape(value.shape)  # which the map over chains may lose
         means = replica_context.averaged(
             [*forward.updates.values()], self.local_rows, self.num_rows
         )
