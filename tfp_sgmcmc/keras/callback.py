@@ -51,7 +51,7 @@ class SamplerCallback(keras.callbacks.Callback):
     sample sizes are refused. Rows are told apart by their inputs, so augmentation belongs into
     layers of the model; data that give other rows when they are read again have no pool, and
     predict from the last fifth of the run. Weights of examples and classes count relative to their
-    mean. Validation data of `fit` are only reported, for the first chain. A further `fit` goes on
+    mean, and rows of weight 0 as absent. Validation data of `fit` are only reported, for the first chain. A further `fit` goes on
     with the settings of the end.
 
     With a kernel, or "posterior", it samples the posterior of the weights, at temperature 1 unless
@@ -70,7 +70,8 @@ class SamplerCallback(keras.callbacks.Callback):
     crossentropies and Poisson (their means over outputs count as sums), `sgmcmc.keras.losses`,
     `NegativeLogLikelihood`, or a function such as `0.5 * (y - f)**2 / sigma**2`. Its reduction does
     not matter. `loss_weights`, `sample_weight`, `class_weight` and masks count. \( R_k \) are
-    regularisers and `add_loss` terms, which Keras adds to a mean, so they count N-fold.
+    regularisers and `add_loss` terms, which Keras adds to a mean, so they count N-fold. Rows of
+    weight 0 count as absent, for the regularisers, too.
 
     Metrics, validation, `steps_per_execution`, `jit_compile`, `run_eagerly` and other callbacks
     work as in any `fit`. In the logs, and so in the progress bar, `loss` is Keras' loss. Beside it

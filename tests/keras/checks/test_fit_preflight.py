@@ -189,6 +189,7 @@ class TestWeights:
             pytest.param({"class_weight": {0: 0.8, 1: 1.2}}, False, marks=pytest.mark.thorough),
             pytest.param({"sample_weight": np.full(N, 1 / N)}, True, marks=pytest.mark.thorough),
             ({"sample_weight": np.linspace(0.2, 1.8, N)}, False),
+            ({"sample_weight": np.where(np.arange(N) % 4, 0.0, 1.0)}, False),
         ],
     )
     def test_weights_that_are_far_from_one_on_average_are_told(self, weights, is_told):

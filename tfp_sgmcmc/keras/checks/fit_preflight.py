@@ -308,7 +308,8 @@ def check_weights(source: Source, are_relative: bool) -> None:
       ValueError: a weight is negative or not finite, or all are zero.
 
     Warns:
-      UserWarning: the mean weight is below 1/3 or above 3, unless only their ratios count.
+      UserWarning: the mean of the weights other than 0 is below 1/3 or above 3, unless only their
+        ratios count.
     """
     given = source.arrays[2] if source.arrays is not None else None
     if source.arrays is None and (batch := source.batch(_MANY)) is not None:
@@ -320,12 +321,13 @@ def check_weights(source: Source, are_relative: bool) -> None:
         nonnegative_weights("sample_weight or class_weight", array, some=source.arrays is not None)
         if are_relative or math.prod(array.shape[1:]) != 1:
             continue  # weights within an example, such as a mask
-        mean = float(np.mean(array, dtype=np.float64))
+        array = array[array != 0]
+        mean = float(np.mean(array, dtype=np.float64)) if array.size else 1.0
         if not 1 / 3 <= mean <= 3.0:
             warnings.warn(
                 "The weights of the examples (sample_weight, or class_weight) should be 1 on "
-                f"average. Received: {mean:.3g} on average, so the likelihood has the weight of "
-                f"{mean:.3g} N examples. Balanced class weights are "
+                f"average. Received: {mean:.3g} on average over those that are not 0, so the "
+                f"likelihood has the weight of {mean:.3g} N examples. Balanced class weights are "
                 "N / (number of classes * examples of the class), not 1 / examples of the class.",
                 stacklevel=2,
             )
