@@ -51,8 +51,8 @@ class SamplerCallback(keras.callbacks.Callback):
     sample sizes are refused. Rows are told apart by their inputs, so augmentation belongs into
     layers of the model; data that give other rows when they are read again have no pool, and
     predict from the last fifth of the run. Weights of examples and classes count relative to their
-    mean, and rows of weight 0 as absent. Validation data of `fit` are only reported, for the first chain. A further `fit` goes on
-    with the settings of the end.
+    mean, and rows of weight 0 as absent. Validation data of `fit` are only reported, for the first
+    chain. A further `fit` goes on with the settings of the end.
 
     With a kernel, or "posterior", it samples the posterior of the weights, at temperature 1 unless
     the kernel says otherwise. The rest of this page is about that, and the way in which `fit`
@@ -166,7 +166,7 @@ class SamplerCallback(keras.callbacks.Callback):
         SGLD(target, step_size=1e-6)`. The target estimates the log posterior on one batch. Each
         trace calls the function anew. The name of a kernel, such as "SGLD", takes it with
         `step_size`. "posterior" (or "auto") chooses the kernel, in the first three quarters of the
-        `num_burnin_epochs` of `collect`.
+        burn-in's epochs.
       prior: the prior of the trainable variables. A scalar `tfd` distribution is the prior of every
         single weight. A dict maps patterns of variables' paths (see `by_variable`) to distributions
         or None, such as `{"bias": None, "*/kernel": tfd.Normal(0., 1.)}`; their batch or event
@@ -174,7 +174,8 @@ class SamplerCallback(keras.callbacks.Callback):
         prior. None leaves the prior to regularisers. It must be given with a kernel, and left out
         without one, because the ensemble has its own.
       collect: burn-in, thinning and all else that decides which states are kept, a `Collect`. None
-        discards half of the steps of the first `fit` and keeps about 100 states of the others;
+        discards half of the steps of the first `fit` and keeps about 100 states of the others. With
+        "posterior" half of the epochs are burn-in, at least 4, unless `num_burnin_epochs` is given;
         without a kernel it keeps about 80 states along the whole run.
       chains: C, the number of chains that run side by side, or `Chains` with their initial states.
         Samples then have shape `[num_kept, C, ...]`. None samples a single chain without such an

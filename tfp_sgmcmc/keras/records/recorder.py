@@ -72,9 +72,12 @@ class Recorder:
         self._committed_at = -np.inf
         self._initial: list[tuple[keras.Variable, np.ndarray]] = []
 
-    def settle(self, collection: Collection, num_examples: int | None) -> None:
-        """Takes on the numbers that follow from the data of the first fit."""
+    def settle(
+        self, collection: Collection, num_examples: int | None, num_burnin_epochs: int
+    ) -> None:
+        """Takes on the numbers that follow from the data and the length of the first fit."""
         self._collection, self._num_examples = collection, num_examples
+        self._num_burnin_epochs = num_burnin_epochs
 
     @property
     def trainable_values(self) -> list[Any]:
