@@ -14,6 +14,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit, check_single_replica
 from tfp_sgmcmc.keras.batch_steps import BatchSteps, WorkerGroup
 from tfp_sgmcmc.keras.chain.chain import check_same_variables
+from tfp_sgmcmc.keras.checks.data_check import cause_in_data
 from tfp_sgmcmc.keras.checks.fit_preflight import check_samplable
 from tfp_sgmcmc.keras.checks.progress_lines import Phase
 from tfp_sgmcmc.keras.data import training_data
@@ -484,6 +485,7 @@ class SamplerCallback(keras.callbacks.Callback):
             if model.built:
                 self._start_chain()
         chain = self._recorder.chain
+        self._recorder.cause_in_data = self._cause_in_data
         self._preflight.is_verbose = bool(self.params.get("verbose"))
         self.result.begin_fit()
         problem = self._workers.begin(
@@ -526,6 +528,9 @@ class SamplerCallback(keras.callbacks.Callback):
     def _after_execution(self) -> None:
         self._recorder.after_execution(self._steps.most(self.model))
         self.result.end_execution()
+
+    def _cause_in_data(self) -> str | None:
+        return cause_in_data(self.model, self._preflight.source)
 
     def _restore(self) -> None:
         if self._train_function is not None:  # a pilot may have made another one since

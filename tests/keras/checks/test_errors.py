@@ -307,19 +307,31 @@ class TestNonFinite:
         assert_equal(model.get_weights(), initial)
 
     @pytest.mark.parametrize("kernel", ["SGLD", pytest.param("NOGIN", marks=pytest.mark.thorough)])
-    def test_of_the_data(self, kernel):
+    @pytest.mark.parametrize("repeats", [False, True])
+    def test_of_the_data(self, kernel, repeats):
+        """Rows are named if the data can be read again."""
         x = X.copy()
         x[6] = np.nan  # in the fourth batch
         data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(2)
+        words = "in x or y of 1 of 12 rows, first in row 6"
+        if repeats:
+            data, words = data.repeat(), "If the data have no such numbers"
 
         def nogin(target):
             return sgmcmc.NOGIN(target, 1e-3, covariance="diag", num_estimation_steps=0)
 
         others = dict(make_kernel_fn=nogin, independent_batches=False)
         callback = sampler(**others if kernel == "NOGIN" else {})
-        words = "If the data have no such numbers"
+        steps = {"steps_per_epoch": 6 if repeats else None}
         with pytest.raises(sgmcmc.NonFiniteChainError, match=words) as caught:
-            fit(make_model(steps_per_execution=6), callback, x=data, y=None, batch_size=None)
+            fit(
+                make_model(steps_per_execution=6),
+                callback,
+                x=data,
+                y=None,
+                batch_size=None,
+                **steps,
+            )
         assert caught.value.step == 3
         assert len(callback.samples[0]) == 3
 
@@ -401,6 +413,15 @@ def test_labels_out_of_range_are_told_before_the_first_step(loss, units, y, word
     labels = labels.astype(np.float32) if units == 1 else labels
     with pytest.raises(ValueError, match=words):
         fit(model, sampler(), y=labels[:, np.newaxis] if units == 1 else labels)
+
+
+@pytest.mark.parametrize("make", [sampler, sgmcmc.keras.SamplerCallback])
+def test_recurrent_layers_with_a_state_are_refused(make):
+    layers = [keras.Input(batch_shape=[2, 2, 1]), keras.layers.GRU(1, stateful=True)]
+    model = keras.Sequential(layers)
+    model.compile(loss=unit_normal)
+    with pytest.raises(ValueError, match="stateful=False, .*Received: 'gru.*', a GRU"):
+        fit(model, make(), x=X[..., np.newaxis])
 
 
 def pairs(x=X, y=Y):

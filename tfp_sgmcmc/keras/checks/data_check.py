@@ -40,6 +40,29 @@ def check_data(model: keras.Model, source: Source) -> None:
             )
 
 
+def cause_in_data(model: keras.Model, source: Source) -> str | None:
+    """Returns in words which rows of data that are not arrays make the loss NaN or infinite.
+
+    Returns None if there are none, or if the data cannot be read beside `fit`. Arrays have been
+    checked before.
+    """
+    if source.arrays is not None or source.passes is None:
+        return None
+    found, num_rows = list[int](), 0
+    for batch in source.passes():
+        bad = np.union1d(*(_rows_not_finite(nest) for nest in batch[:2]))
+        rows = internals.map_arrays(lambda a, i=bad[:_MOST_BAD]: tf.gather(a, i), batch)
+        if len(bad) and not _has_finite_loss(model, rows):
+            found += (num_rows + bad).tolist()
+        num_rows += len(internals.array_leaves(batch)[0])
+    if not found:
+        return None
+    return (
+        f"Read again, the data have NaN or infinity in x or y of {len(found)} of {num_rows} rows, "
+        f"first in row {found[0]}."
+    )
+
+
 def _rows_not_finite(nest: Any) -> np.ndarray:
     """Returns the numbers of the rows with NaN or infinite entries."""
     bad = [np.zeros([0], np.int64)]
