@@ -86,7 +86,7 @@ def check_built(model: Any) -> None:
 
 
 def check_model(model: keras.Model) -> None:
-    """Raises unless the model is compiled and has the training step of `keras.Model`."""
+    """Raises unless the model is compiled, has Keras' training step, and keeps no state of rows."""
     check_model_type(model)
     for name in ("train_step", "compute_loss"):
         if name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name):
@@ -101,6 +101,14 @@ def check_model(model: keras.Model) -> None:
             "model must be compiled with a loss, the negative log likelihood. Received: a model "
             f"that is {received}. Call model.compile(loss=...) before fit."
         )
+    for layer in layers(model):
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise ValueError(
+                "Recurrent layers must have stateful=False, because the likelihood of a row would "
+                "depend on the batches before it, in whichever order they came. Received: "
+                f"{layer.name!r}, a {type(layer).__name__} with stateful=True. Give each row its "
+                "whole sequence."
+            )
     if getattr(model.optimizer, "use_ema", False):
         raise ValueError(
             "The model's optimizer must have use_ema=False. Received: use_ema=True, which would "
