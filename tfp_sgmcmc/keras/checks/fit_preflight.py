@@ -63,6 +63,7 @@ class Preflight:
         self._collection, self._directory = collection, directory
         self._stability, self._checksums = StabilityCheck(), fit_fingerprint.Checksums()
         self._of_all: dict[str, Any] = {}
+        self._loss: Any = None  # as it was compiled at the last fit
         self._epochs = self._burnin_epochs = 0
         self._num_skipped = 0
         self._is_memory_checked = self._is_begun = self.is_verbose = False
@@ -101,14 +102,22 @@ class Preflight:
             check_weights(source, self.has_relative_weights)
         self._callback_list = callback_list
         of_all = self._checksums.describe(source)
-        if is_stored and chain is not None:
+        now, before = internals.compiled_loss(model), self._loss
+        has_other_loss = before is not None and before is not now
+        if chain is not None and (is_stored or has_other_loss):
             of_all |= fit_fingerprint.describe_model(
                 model, self._num_examples, chain.log_prior_fn, source
             )
         if chain is None or chain.state.is_new:
             self._of_all = {}
+        elif has_other_loss and not is_stored:
+            with internals.with_loss(model, before):
+                self._of_all |= fit_fingerprint.describe_model(
+                    model, self._num_examples, chain.log_prior_fn, source
+                )
         fit_fingerprint.check_same_problem(self._of_all, of_all)
         self._of_all |= of_all
+        self._loss = now
         if chain is not None and chain.state.has_run:
             self.first_batch(chain)
         return fit_fingerprint.FitProblem(

@@ -21,7 +21,8 @@ of Keras. The names used here, and why:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 import keras
@@ -156,6 +157,21 @@ def compilation(model: keras.Model) -> tuple[Any, ...]:
         model.run_eagerly,
         model.steps_per_execution,
     )
+
+
+def compiled_loss(model: keras.Model) -> Any:
+    """Returns the compiled loss, another object after each `compile`."""
+    return model._compile_loss
+
+
+@contextlib.contextmanager
+def with_loss(model: keras.Model, loss: Any) -> Generator[None]:
+    """Gives a model what `compiled_loss` has returned before, while the context lasts."""
+    now, model._compile_loss = model._compile_loss, loss
+    try:
+        yield
+    finally:
+        model._compile_loss = now
 
 
 def build(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
