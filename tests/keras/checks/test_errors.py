@@ -424,6 +424,18 @@ def test_recurrent_layers_with_a_state_are_refused(make):
         fit(model, make(), x=X[..., np.newaxis])
 
 
+@pytest.mark.filterwarnings("ignore:(.|\n)*structure of `inputs` doesn't match")
+def test_inputs_that_keras_would_confuse_are_told_before_the_first_step():
+    """Of three arrays in a dict it takes the first two, whatever their names are."""
+    b, c = keras.Input([2], name="b"), keras.Input([2], name="c")
+    model = keras.Model({"b": b, "c": c}, keras.layers.Dense(1)(b - c))
+    model.compile(loss=unit_normal)
+    callback = sampler()
+    with pytest.raises(ValueError, match="each of the 2 inputs of the model. Received: 3 arrays"):
+        fit(model, callback, x={"a": X, "b": X, "c": 2 * X})
+    assert not len(callback.samples[0])
+
+
 def pairs(x=X, y=Y):
     return tf.data.Dataset.from_tensor_slices((x, y))
 

@@ -10,13 +10,14 @@ import tensorflow as tf
 
 from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model import compiled_loss, internals
+from tfp_sgmcmc.keras.posterior.batches import checked_inputs
 from tfp_sgmcmc.targets.data import rows_not_finite
 
 _MOST_BAD = 32  # rows that are not finite for which the loss is evaluated
 
 
 def check_data(model: keras.Model, source: Source) -> None:
-    """Raises ValueError if outputs or y do not suit the loss, or if rows of arrays are NaN.
+    """Raises ValueError if x does not suit the model, or outputs or y the loss, or if rows are NaN.
 
     Rows with NaN or infinite entries are accepted where the loss is finite nonetheless, as with a
     model that replaces missing inputs.
@@ -24,7 +25,7 @@ def check_data(model: keras.Model, source: Source) -> None:
     batch = source.batch(4)
     if batch is None:
         return
-    outputs = _outputs(model, batch[0])
+    outputs = _outputs(model, checked_inputs(model, batch[0]))
     compiled_loss.check_probabilities(model, outputs)
     if source.arrays is None:
         compiled_loss.check_labels(model, batch[1], outputs)
