@@ -453,7 +453,15 @@ def test_traces_have_no_rhat(tmp_path):
         ({"step_size": 0.1}, ValueError, "step_size must be left out"),
         ({"chains": 2}, ValueError, "chains must be an integer|chains"),
         ({"kernel": "SGLD", "step_size": 0.1}, TypeError, "needs a prior"),
-        ({"kernel": "posterior", "prior": None}, ValueError, "num_burnin_epochs"),
+        (
+            {
+                "kernel": "posterior",
+                "prior": None,
+                "collect": sgmcmc.keras.Collect(num_burnin_epochs=3),
+            },
+            ValueError,
+            "num_burnin_epochs",
+        ),
     ],
 )
 def test_bad_input(arguments, error, message):

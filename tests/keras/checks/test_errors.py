@@ -335,6 +335,18 @@ class TestNonFinite:
         assert caught.value.step == 3
         assert len(callback.samples[0]) == 3
 
+    def test_of_labels_of_a_data_set(self):
+        """XLA gives wrong classes the loss NaN."""
+        model = make_model(
+            keras.layers.Dense(3, "softmax"), run_eagerly=False, jit_compile=True,
+            loss="sparse_categorical_crossentropy",
+        )  # fmt: skip
+        data = tf.data.Dataset.from_tensor_slices((X, [*range(3)] * 3 + [0, 7, 1])).batch(2)
+        with pytest.raises(
+            sgmcmc.NonFiniteChainError, match=r"In a batch, y must .*: \[7\] in 1 of"
+        ):
+            fit(model, sampler(), x=data, y=None, batch_size=None)
+
     @pytest.mark.parametrize("name", "xy")
     def test_of_arrays_is_told_before_the_first_step(self, name):
         arrays = {"x": X.copy(), "y": Y.copy()}

@@ -271,8 +271,10 @@ def marks(outputs: Any) -> dict[str, dict[int, tf.Tensor]]:
     probabilities, and confident wrong predictions get no gradient.
     """
     flat = list(enumerate(keras.tree.flatten(outputs)))
-    names = ("_keras_mask", "_keras_logits")
-    return {n: {i: x for i, y in flat if (x := getattr(y, n, None)) is not None} for n in names}
+    names = ("_keras_mask", "_keras_logits")  # AutoGraph takes no assignment expressions
+    return {
+        n: {i: getattr(y, n) for i, y in flat if getattr(y, n, None) is not None} for n in names
+    }
 
 
 def with_marks(outputs: Any, marks: dict[str, dict[int, tf.Tensor]]) -> Any:
