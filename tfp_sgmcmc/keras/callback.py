@@ -176,8 +176,8 @@ class SamplerCallback(keras.callbacks.Callback):
         without one, because the ensemble has its own.
       collect: burn-in, thinning and all else that decides which states are kept, a `Collect`. None
         discards half of the steps of the first `fit` and keeps about 100 states of the others. With
-        "posterior" half of the epochs are burn-in, at least 4, unless `num_burnin_epochs` is given;
-        without a kernel it keeps about 80 states along the whole run.
+        "posterior" half of its epochs, at least 4, are burn-in, unless `num_burnin_epochs` is set.
+        Without a kernel about 80 states along the whole run are kept.
       chains: C, the number of chains that run side by side, or `Chains` with their initial states.
         Samples then have shape `[num_kept, C, ...]`. None samples a single chain without such an
         axis; without a kernel, five chains. There it must be at least 3.
