@@ -14,6 +14,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit, check_single_replica
 from tfp_sgmcmc.keras.batch_steps import BatchSteps, WorkerGroup
 from tfp_sgmcmc.keras.chain.chain import check_same_variables
+from tfp_sgmcmc.keras.checks.data_check import cause_in_data
 from tfp_sgmcmc.keras.checks.fit_preflight import check_samplable
 from tfp_sgmcmc.keras.checks.progress_lines import Phase
 from tfp_sgmcmc.keras.data import training_data
@@ -51,8 +52,8 @@ class SamplerCallback(keras.callbacks.Callback):
     sample sizes are refused. Rows are told apart by their inputs, so augmentation belongs into
     layers of the model; data that give other rows when they are read again have no pool, and
     predict from the last fifth of the run. Weights of examples and classes count relative to their
-    mean. Validation data of `fit` are only reported, for the first chain. A further `fit` goes on
-    with the settings of the end.
+    mean, and rows of weight 0 as absent. Validation data of `fit` are only reported, for the first
+    chain. A further `fit` goes on with the settings of the end.
 
     With a kernel, or "posterior", it samples the posterior of the weights, at temperature 1 unless
     the kernel says otherwise. The rest of this page is about that, and the way in which `fit`
@@ -70,7 +71,8 @@ class SamplerCallback(keras.callbacks.Callback):
     crossentropies and Poisson (their means over outputs count as sums), `sgmcmc.keras.losses`,
     `NegativeLogLikelihood`, or a function such as `0.5 * (y - f)**2 / sigma**2`. Its reduction does
     not matter. `loss_weights`, `sample_weight`, `class_weight` and masks count. \( R_k \) are
-    regularisers and `add_loss` terms, which Keras adds to a mean, so they count N-fold.
+    regularisers and `add_loss` terms, which Keras adds to a mean, so they count N-fold. Rows of
+    weight 0 count as absent, for the regularisers, too.
 
     Metrics, validation, `steps_per_execution`, `jit_compile`, `run_eagerly` and other callbacks
     work as in any `fit`. In the logs, and so in the progress bar, `loss` is Keras' loss. Beside it
@@ -165,7 +167,7 @@ class SamplerCallback(keras.callbacks.Callback):
         SGLD(target, step_size=1e-6)`. The target estimates the log posterior on one batch. Each
         trace calls the function anew. The name of a kernel, such as "SGLD", takes it with
         `step_size`. "posterior" (or "auto") chooses the kernel, in the first three quarters of the
-        `num_burnin_epochs` of `collect`.
+        burn-in's epochs.
       prior: the prior of the trainable variables. A scalar `tfd` distribution is the prior of every
         single weight. A dict maps patterns of variables' paths (see `by_variable`) to distributions
         or None, such as `{"bias": None, "*/kernel": tfd.Normal(0., 1.)}`; their batch or event
@@ -173,8 +175,9 @@ class SamplerCallback(keras.callbacks.Callback):
         prior. None leaves the prior to regularisers. It must be given with a kernel, and left out
         without one, because the ensemble has its own.
       collect: burn-in, thinning and all else that decides which states are kept, a `Collect`. None
-        discards half of the steps of the first `fit` and keeps about 100 states of the others;
-        without a kernel it keeps about 80 states along the whole run.
+        discards half of the steps of the first `fit` and keeps about 100 states of the others. With
+        "posterior" half of its epochs, at least 4, are burn-in, unless `num_burnin_epochs` is set.
+        Without a kernel about 80 states along the whole run are kept.
       chains: C, the number of chains that run side by side, or `Chains` with their initial states.
         Samples then have shape `[num_kept, C, ...]`. None samples a single chain without such an
         axis; without a kernel, five chains. There it must be at least 3.
@@ -482,6 +485,7 @@ class SamplerCallback(keras.callbacks.Callback):
             if model.built:
                 self._start_chain()
         chain = self._recorder.chain
+        self._recorder.cause_in_data = self._cause_in_data
         self._preflight.is_verbose = bool(self.params.get("verbose"))
         self.result.begin_fit()
         problem = self._workers.begin(
@@ -524,6 +528,9 @@ class SamplerCallback(keras.callbacks.Callback):
     def _after_execution(self) -> None:
         self._recorder.after_execution(self._steps.most(self.model))
         self.result.end_execution()
+
+    def _cause_in_data(self) -> str | None:
+        return cause_in_data(self.model, self._preflight.source)
 
     def _restore(self) -> None:
         if self._train_function is not None:  # a pilot may have made another one since

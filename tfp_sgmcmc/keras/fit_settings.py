@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import Any
 
@@ -40,7 +41,7 @@ class FitSettings:
       ensemble: the settings of the annealed ensemble, if there is no kernel; or None.
       auto: the guide of an automatic `fit`, or None.
       monitor: the monitor of the gradient noise, or None.
-      num_burnin_epochs: epochs of the burn-in.
+      num_burnin_epochs: epochs of the burn-in. With "auto" they may follow from the first `fit`.
       directory: where samples are stored, or None.
       seed: the seed, a tensor of two integers.
 
@@ -96,8 +97,6 @@ class FitSettings:
         self._independent_batches = independent_batches
         self._checks_size = checks.boolean("check_num_examples", check_num_examples)
         self.num_examples, self.num_groups = num_examples, num_groups
-        follows = self._collect.depends_on_fit or self.ensemble is not None
-        self.is_complete = num_examples is not None and not follows
         self.num_burnin_epochs = self._collect.num_burnin_epochs or 0
         self._noise = {
             "sampling_threshold": self._collect.sampling_threshold,
@@ -106,16 +105,18 @@ class FitSettings:
         bound = checks.optional(checks.positive, "max_excess_temperature", max_excess_temperature)
         self.auto: AutomaticFit | None = None
         if isinstance(self._make_kernel_fn, str):
-            burnin = self.num_burnin_epochs
+            burnin = self._collect.num_burnin_epochs
             pilot = make_pilot(bound, self.path, burnin, **self._noise)
             self.auto = AutomaticFit(pilot, burnin)
+        self._follows = self._collect_of(1).depends_on_fit or self._has_half
+        self.is_complete = num_examples is not None and not self._follows and self.ensemble is None
         self.monitor = noise_monitor(
             self._noise["noise_every"],
             self._noise["sampling_threshold"],
             self._collect.num_burnin_steps or 0,
         )
         self.collection = self._collect.over(1, 1)
-        self._given_examples, self._has_collection = num_examples, not self._collect.depends_on_fit
+        self._given_examples, self._has_collection = num_examples, not self._follows
 
     @property
     def path(self) -> str | os.PathLike[str] | None:
@@ -191,7 +192,7 @@ class FitSettings:
             )
         num_epochs = params["epochs"] - initial_epoch_of_fit(model)
         num_batches = source.num_batches or params.get("steps")
-        follows = self._collect.depends_on_fit or self.ensemble is not None
+        follows = self._follows or self.ensemble is not None
         if num_batches is None and follows and source.count_batches is not None:
             num_batches = source.count_batches()
         if self.ensemble is not None:
@@ -199,15 +200,32 @@ class FitSettings:
             num_steps = (num_batches or 0) * num_epochs
             self.ensemble.settle(source, self.num_examples, self.num_chains, num_steps)
             preflight.has_relative_weights = self.ensemble.rows_of_chains is not None
-        if self._collect.depends_on_fit:
-            found = self._collect.over(num_batches, num_epochs)
+        if self._follows:
+            collect = self._collect_of(num_epochs)
+            if self.auto is not None and self._has_half:
+                self.num_burnin_epochs = collect.num_burnin_epochs or 0
+                self.auto.settle(self.num_burnin_epochs)
+            found = collect.over(num_batches, num_epochs)
             left_out = [n for n in _NUMBERS if getattr(self._collect, n) is None]
             kept = {n: self._stored[n] for n in left_out if self._stored.get(n) is not None}
             self.collection, self._has_collection = found._replace(**kept), True
-        recorder.settle(self.collection, self.num_examples if self._checks_size else None)
+        rows = self.num_examples if self._checks_size else None
+        recorder.settle(self.collection, rows, self.num_burnin_epochs)
         preflight.settle(self.collection, self.num_examples)
         if isinstance(recorder.samples, StoredSampleLog):
             recorder.samples.fingerprint |= self.config()
+
+    @property
+    def _has_half(self) -> bool:
+        """Whether half of the epochs of the first `fit` are burn-in: "auto" needs epochs."""
+        return self.auto is not None and self._collect.num_burnin_epochs is None
+
+    def _collect_of(self, num_epochs: int) -> Collect:
+        """Returns the options of a first `fit` of so many epochs; a run goes on with its own."""
+        if not self._has_half:
+            return self._collect
+        burnin = self._stored.get("num_burnin_epochs") or num_epochs // 2
+        return dataclasses.replace(self._collect, num_burnin_epochs=burnin)
 
     def plan(self, model: keras.Model, source: Source, epochs: int, most_steps: int) -> FitPlan:
         """Returns the plan of a first `fit`; see `SamplerCallback.plan`.
@@ -218,8 +236,9 @@ class FitSettings:
         """
         checks.integer("epochs", epochs, 1)
         collection: Collection = self.collection
+        collect = self._collect_of(epochs)
         if not self._has_collection:
-            collection = self._collect.over(source.num_batches, epochs)
+            collection = collect.over(source.num_batches, epochs)
         batch = source.spec or source.batch(2)
         if not model.built:
             if batch is None:
@@ -232,7 +251,7 @@ class FitSettings:
                     lambda a: tf.zeros([size or 1 for size in a.shape], a.dtype), batch[0]
                 )
             )
-        burnin = min(epochs, self.num_burnin_epochs)
+        burnin = min(epochs, collect.num_burnin_epochs or 0)
         return make_plan(
             collection,
             recorded_variables(model, None if batch is None else batch[0]),

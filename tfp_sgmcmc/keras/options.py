@@ -58,10 +58,11 @@ _OLD = {"make_kernel_fn", *_COLLECT, *_CHAINS, *_OUTPUT}
 class Collect:
     r"""Decides which states of a chain are kept.
 
-    Burn-in that is left out takes half of the steps of the first `fit`. Thinning that is left out
-    keeps about `num_results` states of that `fit`. A later `fit` of the same callback goes on with
-    the same thinning, without another burn-in. A run in a directory goes on with the numbers of its
-    first `fit`.
+    Burn-in that is left out takes half of the steps of the first `fit`, and with "posterior" half
+    of its epochs, unless `num_burnin_epochs` is given. `num_burnin_steps` begin after its pilot.
+    Thinning that is left out keeps about `num_results` states of that `fit`. A later `fit` of the
+    same callback goes on with the same thinning, without another burn-in. A run in a directory goes
+    on with the numbers of its first `fit`.
 
     Examples:
       >>> from tfp_sgmcmc.keras import Collect

@@ -217,6 +217,39 @@ def test_rows_of_weight_zero_choose_nothing():
     assert choose_windows(values, times, fold).loss != pytest.approx(expected)
 
 
+def test_rows_of_weight_zero_are_absent(sampler):
+    """In the pool, in N, in the mean weight and in the size of a batch."""
+    places = np.arange(N * 2) // 2
+    data = X[places] + np.float32(np.arange(N * 2) % 2)[:, None], Y[places]
+    found = sgmcmc.keras.SamplerCallback(seed=3, collect=sgmcmc.keras.Collect(0, 0))
+    weights = np.where(np.arange(N * 2) % 2, 0.0, 0.5)
+    affine().fit(*data, 2 * B, EPOCHS, sample_weight=weights, shuffle=False, verbose=0,
+                 callbacks=[found])  # fmt: skip
+    assert_close(found.samples, sampler.samples, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("size", [40, 2000])
+def test_the_pool_has_the_smallest_hashes(size):
+    """Whatever the sizes of the batches are."""
+    x = RNG.normal(size=[2000, 2]).astype(np.float32)
+    y, weights = np.arange(2000), np.where(np.arange(2000) % 3, 1.0, 0.0)
+    data = tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(size)
+    pool = left_out_pool(training_data.source_of(data, None, B, None), 2000, C, key=1)
+    hashes = np.where(weights > 0, row_hashes(x, 1), 2**32)
+    np.testing.assert_array_equal(pool.y, np.argsort(hashes, kind="stable")[:400])
+    assert pool.rows.bound == np.sort(hashes)[400]
+    np.testing.assert_array_equal(pool.x, x[pool.y])
+
+
+def test_weights_of_classes_reach_the_pool_of_independent_batches():
+    data = sgmcmc.keras.IndependentBatches(X, Y, batch_size=B, seed=0)
+    found, by_class = sgmcmc.keras.SamplerCallback(seed=3), {0: 1.0, 1: 5.0, 2: 0.5, 3: 1.0}
+    affine().fit(data, class_weight=by_class, verbose=0, callbacks=[found])
+    pool = found._settings.ensemble._pool
+    weights = np.array([by_class[c] for c in pool.y.tolist()])
+    np.testing.assert_allclose(pool.weight, weights / weights.mean(), rtol=1e-6)
+
+
 def test_weights_of_several_outputs_have_one_mean():
     weights = {"a": np.full([N], 2.0), "b": np.tile([1.0, 7.0], [N, 1])}
     data = tf.data.Dataset.from_tensor_slices((X, {"a": Y, "b": Y}, weights)).batch(B)
@@ -420,7 +453,15 @@ def test_traces_have_no_rhat(tmp_path):
         ({"step_size": 0.1}, ValueError, "step_size must be left out"),
         ({"chains": 2}, ValueError, "chains must be an integer|chains"),
         ({"kernel": "SGLD", "step_size": 0.1}, TypeError, "needs a prior"),
-        ({"kernel": "posterior", "prior": None}, ValueError, "num_burnin_epochs"),
+        (
+            {
+                "kernel": "posterior",
+                "prior": None,
+                "collect": sgmcmc.keras.Collect(num_burnin_epochs=3),
+            },
+            ValueError,
+            "num_burnin_epochs",
+        ),
     ],
 )
 def test_bad_input(arguments, error, message):

@@ -132,6 +132,15 @@ class TestChain:
         assert chosen[0][0] is chosen[1][0]  # the same place
         assert len(callback.samples[0]) == 10
 
+    def test_burn_in_that_is_left_out_is_half_of_the_fit(self):
+        """A plan knows it, too, and a fit whose half is too short for the pilot is refused."""
+        model, callback = regression(), auto(num_burnin_epochs=None)
+        assert callback.plan(model, X, Y, epochs=8, batch_size=24).num_samples == 20
+        with pytest.raises(ValueError, match="at least 4 .* half of the first fit.*Received: 3"):
+            quietly(model, callback, batch_size=24, epochs=7)
+        quietly(model, callback, batch_size=24, epochs=8)
+        assert callback.result.choices is not None and len(callback.samples[0]) == 20
+
     @pytest.mark.slow
     def test_a_pilot_may_end_with_a_fit(self):
         model, callback = regression(), auto()

@@ -89,6 +89,19 @@ def test_class_weight():
     )
 
 
+def test_rows_of_weight_zero_have_no_share_of_the_regularisers():
+    weights = np.where(np.arange(B) % 4, WEIGHTS, 0.0).astype(np.float32)
+    regularizer = keras.regularizers.L2(0.1)
+    check_step(
+        sequential(keras.layers.Dense(4, use_bias=False, kernel_regularizer=regularizer)),
+        (X, CLASSES, {"batch_size": B, "sample_weight": weights}),
+        lambda kernel: -N / B * (
+            tf.reduce_sum(weights * sparse_nll(kernel, 0.0))
+            + (B - 2) * 0.1 * tf.reduce_sum(kernel**2)
+        ),
+    )  # fmt: skip
+
+
 def test_scale_of_a_short_last_batch_is_its_own():
     model = affine()
     initial = model.get_weights()

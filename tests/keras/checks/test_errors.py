@@ -307,21 +307,45 @@ class TestNonFinite:
         assert_equal(model.get_weights(), initial)
 
     @pytest.mark.parametrize("kernel", ["SGLD", pytest.param("NOGIN", marks=pytest.mark.thorough)])
-    def test_of_the_data(self, kernel):
+    @pytest.mark.parametrize("repeats", [False, True])
+    def test_of_the_data(self, kernel, repeats):
+        """Rows are named if the data can be read again."""
         x = X.copy()
         x[6] = np.nan  # in the fourth batch
         data = tf.data.Dataset.from_tensor_slices((x, Y)).batch(2)
+        words = "in x or y of 1 of 12 rows, first in row 6"
+        if repeats:
+            data, words = data.repeat(), "If the data have no such numbers"
 
         def nogin(target):
             return sgmcmc.NOGIN(target, 1e-3, covariance="diag", num_estimation_steps=0)
 
         others = dict(make_kernel_fn=nogin, independent_batches=False)
         callback = sampler(**others if kernel == "NOGIN" else {})
-        words = "If the data have no such numbers"
+        steps = {"steps_per_epoch": 6 if repeats else None}
         with pytest.raises(sgmcmc.NonFiniteChainError, match=words) as caught:
-            fit(make_model(steps_per_execution=6), callback, x=data, y=None, batch_size=None)
+            fit(
+                make_model(steps_per_execution=6),
+                callback,
+                x=data,
+                y=None,
+                batch_size=None,
+                **steps,
+            )
         assert caught.value.step == 3
         assert len(callback.samples[0]) == 3
+
+    def test_of_labels_of_a_data_set(self):
+        """XLA gives wrong classes the loss NaN."""
+        model = make_model(
+            keras.layers.Dense(3, "softmax"), run_eagerly=False, jit_compile=True,
+            loss="sparse_categorical_crossentropy",
+        )  # fmt: skip
+        data = tf.data.Dataset.from_tensor_slices((X, [*range(3)] * 3 + [0, 7, 1])).batch(2)
+        with pytest.raises(
+            sgmcmc.NonFiniteChainError, match=r"In a batch, y must .*: \[7\] in 1 of"
+        ):
+            fit(model, sampler(), x=data, y=None, batch_size=None)
 
     @pytest.mark.parametrize("name", "xy")
     def test_of_arrays_is_told_before_the_first_step(self, name):
@@ -401,6 +425,27 @@ def test_labels_out_of_range_are_told_before_the_first_step(loss, units, y, word
     labels = labels.astype(np.float32) if units == 1 else labels
     with pytest.raises(ValueError, match=words):
         fit(model, sampler(), y=labels[:, np.newaxis] if units == 1 else labels)
+
+
+@pytest.mark.parametrize("make", [sampler, sgmcmc.keras.SamplerCallback])
+def test_recurrent_layers_with_a_state_are_refused(make):
+    layers = [keras.Input(batch_shape=[2, 2, 1]), keras.layers.GRU(1, stateful=True)]
+    model = keras.Sequential(layers)
+    model.compile(loss=unit_normal)
+    with pytest.raises(ValueError, match="stateful=False, .*Received: 'gru.*', a GRU"):
+        fit(model, make(), x=X[..., np.newaxis])
+
+
+@pytest.mark.filterwarnings("ignore:(.|\n)*structure of `inputs` doesn't match")
+def test_inputs_that_keras_would_confuse_are_told_before_the_first_step():
+    """Of three arrays in a dict it takes the first two, whatever their names are."""
+    b, c = keras.Input([2], name="b"), keras.Input([2], name="c")
+    model = keras.Model({"b": b, "c": c}, keras.layers.Dense(1)(b - c))
+    model.compile(loss=unit_normal)
+    callback = sampler()
+    with pytest.raises(ValueError, match="each of the 2 inputs of the model. Received: 3 arrays"):
+        fit(model, callback, x={"a": X, "b": X, "c": 2 * X})
+    assert not len(callback.samples[0])
 
 
 def pairs(x=X, y=Y):

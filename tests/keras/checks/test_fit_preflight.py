@@ -168,6 +168,18 @@ class TestSecondFit:
         fit(model, callback, batch_size=10, epochs=2)  # other batches of the same data
         assert len(callback.samples[0]) == 9
 
+    def test_another_loss_is_refused(self):
+        """The same one, compiled again, is accepted."""
+        callback, model = standard(), classifier()
+        for loss in (BINARY_CROSSENTROPY, keras.losses.BinaryCrossentropy(from_logits=True)):
+            model.compile(loss=loss, run_eagerly=True)
+            fit(model, callback)
+        smooth = keras.losses.BinaryCrossentropy(from_logits=True, label_smoothing=0.1)
+        model.compile(loss=smooth, run_eagerly=True)
+        with pytest.raises(ValueError, match="from one posterior. Received: another log posterior"):
+            fit(model, callback)
+        assert len(callback.samples[0]) == 2 and model.loss is smooth
+
     @pytest.mark.thorough
     def test_the_same_data_in_another_form_are_accepted(self):
         callback, model = standard(), classifier()
@@ -189,6 +201,7 @@ class TestWeights:
             pytest.param({"class_weight": {0: 0.8, 1: 1.2}}, False, marks=pytest.mark.thorough),
             pytest.param({"sample_weight": np.full(N, 1 / N)}, True, marks=pytest.mark.thorough),
             ({"sample_weight": np.linspace(0.2, 1.8, N)}, False),
+            ({"sample_weight": np.where(np.arange(N) % 4, 0.0, 1.0)}, False),
         ],
     )
     def test_weights_that_are_far_from_one_on_average_are_told(self, weights, is_told):

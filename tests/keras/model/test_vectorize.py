@@ -224,3 +224,26 @@ def test_attention_and_scores_leave_the_process_alive(which, count):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split() == ["finite"] * count
+
+
+def test_gradients_have_the_shapes_of_the_state():
+    """In a function of a batch of any size, too; the map over chains loses some of them."""
+    model = compiled(
+        keras.Input([2], dtype="int32"),
+        keras.layers.Embedding(4, 2, mask_zero=True),
+        keras.layers.Dense(3),
+        keras.layers.GlobalAveragePooling1D(),
+    )
+    internals.build(model, TOKENS, Y, None)
+    state = [tf.stack([v.value] * C) for v in model.trainable_variables]
+
+    @tf.function(autograph=False)
+    def shapes(x, y):
+        target = ModelLogProb(model, 9, lambda _: tf.zeros([]), (x, y, None), C)
+        found.extend(g.shape for g in target.estimate(state, SEED, with_scores=False).gradient)
+
+    found = []
+    shapes.get_concrete_function(
+        tf.TensorSpec([None, 2], tf.int32), tf.TensorSpec([None, 1], tf.float32)
+    )
+    assert found == [x.shape for x in state]

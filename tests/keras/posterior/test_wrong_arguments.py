@@ -133,6 +133,27 @@ def test_inputs(posterior, x, error, words):
         posterior.evaluate(x, Y)
 
 
+@pytest.mark.filterwarnings("ignore:(.|\n)*structure of `inputs` doesn't match")
+@pytest.mark.parametrize("as_dict", [True, False])
+def test_a_dict_may_have_more_than_the_inputs(as_dict):
+    """Keras gives a model with a dict of inputs wrong ones if others come before them."""
+    inputs = {"b": keras.Input([1], name="b"), "c": keras.Input([], dtype="string", name="c")}
+    lookup = keras.layers.StringLookup(vocabulary=["u", "v"], output_mode="one_hot")
+    joined = keras.layers.Concatenate()([inputs["b"], lookup(inputs["c"])])
+    given = inputs if as_dict else [inputs["c"], inputs["b"]]
+    model = keras.Model(given, keras.layers.Dense(1)(joined))
+    model.compile(loss=lambda y, f: 0.5 * tf.square(y - f))
+    x = {"b": X[:, :1], "c": tf.constant(["u", "v"])}
+    before, after = {"a": X, **x}, {**x, "d": X}
+    many = posterior_of(model, samples(model))
+    expected = many.predict(x).mean
+    for more in [after] if as_dict else [before, after]:
+        np.testing.assert_array_equal(many.predict(more).mean, expected)
+    if as_dict:
+        with pytest.raises(ValueError, match="for each of the 2 inputs.*Received: 3 arrays"):
+            many.predict(before)
+
+
 @pytest.mark.parametrize(
     "activation, error, words",
     [

@@ -23,6 +23,7 @@ from tfp_sgmcmc.kernels.annealed_sghmc import AnnealedSGHMC
 from tfp_sgmcmc.schedules import CosineTail, GeometricDecay
 
 _SHARE, _MOST = 0.4, 400  # of the rows, and rows
+_CANDIDATES = _MOST + 1  # the last one bounds the hashes of the others
 
 Window = tuple[float, float]
 
@@ -68,12 +69,12 @@ def left_out_pool(
 ) -> LeftOutPool | None:
     """Returns a pool of min(0.4 N, 400) rows; None if rows cannot be read twice alike.
 
-    The data are read once, and data that are not arrays twice: rows that an augmentation has
-    changed do not come again.
+    Rows of weight 0 count as absent, in N, too. The data are read once, and data that are not
+    arrays twice: rows that an augmentation has changed do not come again.
 
     Args:
       source: the data of `fit`.
-      num_examples: N.
+      num_examples: N, with the rows of weight 0.
       num_chains: C.
       key: see `RowsOfChains`.
 
@@ -82,54 +83,72 @@ def left_out_pool(
     """
     if source.passes is None:
         return None
-    size = int(min(_SHARE * num_examples, _MOST))
-    # All rows below this hash are candidates; fewer than `size` are so once in 10^6 times.
-    share = min(1.0, (size + 5 * size**0.5 + 5) / num_examples)
-    found = _candidates(source.passes(), key, int(share * 2**32))
+    found = _candidates(source.passes(), key)
     if found is None:
         return None
-    hashes, x, y, weight, mean_weight = found
-    order = np.argsort(hashes, kind="stable")
-    bound = int(hashes[order[size]]) if size < len(order) else int(share * 2**32)
-    chosen = order[hashes[order] < bound]
+    hashes, x, y, weight, share, mean_weight = found
+    total = num_examples * share
+    size = int(min(_SHARE * total, _MOST))
+    bound = int(hashes[size]) if size < len(hashes) else 2**32
+    chosen = np.flatnonzero(hashes < bound)
     if not len(chosen) or not _come_again(source, key, hashes[chosen]):
         return None
     x, y, weight = (internals.map_arrays(lambda a: a[chosen], nest) for nest in (x, y, weight))
     fold = np.asarray(folds(hashes[chosen], num_chains))
-    num_seen = num_examples - num_missed(fold, num_chains)
-    rows = RowsOfChains(bound, num_chains, key, num_seen, mean_weight)
+    rows = RowsOfChains(bound, num_chains, key, total - num_missed(fold, num_chains), mean_weight)
     return LeftOutPool(rows, x, y, fold, weight / weight.mean())
 
 
 def _candidates(
-    passes: Iterator[Any], key: int, bound: int
-) -> tuple[np.ndarray, Any, Any, np.ndarray, float] | None:
-    """Returns rows with hashes below a bound, and the mean weight of all rows.
+    passes: Iterator[Any], key: int
+) -> tuple[np.ndarray, Any, Any, np.ndarray, float, float] | None:
+    """Returns the rows of positive weight with the smallest hashes, in the order of their hashes.
 
-    Of the rows, those of weight 0 are left out. They have hashes, inputs, targets and weights. None
-    is returned if there are none, or if targets of different length cannot be joined.
+    They have hashes, inputs, targets and weights. Among all rows, the share of those of positive
+    weight and their mean weight come last. None is returned if there are none, or if targets of
+    different length cannot be joined.
     """
-    parts, known, given = [], [], list[np.ndarray]()
+    parts, num_kept, bound = list[tuple[Any, ...]](), 0, 2**32
+    num_rows, known, given = 0, list[np.ndarray](), list[np.ndarray]()
     for x, y, weight in passes:
         hashes = row_hashes(x, key).numpy()
         weights = [np.asarray(a) for a in internals.array_leaves(weight)]
         each = _row_weights(weights, len(hashes))
-        known.append(each)
+        num_rows += len(hashes)
+        known.append(each[each != 0])
         given += map(np.ravel, weights)
         below = np.flatnonzero((hashes < bound) & (each != 0))
+        below = below[np.argsort(hashes[below], kind="stable")[:_CANDIDATES]]
         if len(below):
-            nests = internals.map_arrays(lambda a, rows=below: np.asarray(a)[rows], (x, y))
-            parts.append((hashes[below], *nests, each[below]))
+            parts.append(_taken((hashes, x, y, each), below))
+            num_kept += len(below)
+        if num_kept >= 2 * _CANDIDATES:
+            parts = _smallest(parts)
+            num_kept, bound = _CANDIDATES, int(parts[0][0][-1]) if parts else 0
     each = np.concatenate(known)
     checks.nonnegative_weights("sample_weight", np.concatenate(given or known))
+    parts = _smallest(parts)
     if not parts:
         return None
-    hashes, x, y, weight = zip(*parts, strict=True)
-    forms = [[a.shape[1:] for a in internals.array_leaves(nest)] for nest in y]
-    if any(form != forms[0] for form in forms):
-        return None
-    mean = float(each.mean(dtype=np.float64))
-    return np.concatenate(hashes), _joined(x), _joined(y), np.concatenate(weight), mean
+    return *parts[0], len(each) / num_rows, float(each.mean(dtype=np.float64))
+
+
+def _taken(nest: Any, rows: np.ndarray) -> Any:
+    """Returns rows of a nest of arrays."""
+    return internals.map_arrays(lambda a: np.asarray(a)[rows], nest)
+
+
+def _smallest(parts: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Returns one part, the rows of all parts with the smallest hashes, in their order.
+
+    Returns none if there is none, or if targets of different length cannot be joined.
+    """
+    forms = [[a.shape[1:] for a in internals.array_leaves(part[2])] for part in parts]
+    if not parts or any(form != forms[0] for form in forms):
+        return []
+    hashes, *others = zip(*parts, strict=True)
+    order = np.argsort(np.concatenate(hashes), kind="stable")[:_CANDIDATES]
+    return [_taken((np.concatenate(hashes), *map(_joined, others)), order)]
 
 
 def _row_weights(weights: Sequence[np.ndarray], num_rows: int) -> np.ndarray:

@@ -34,16 +34,25 @@ class AutomaticFit:
 
     Args:
       pilot: the pilot.
-      num_burnin_epochs: epochs of the burn-in, which include the pilot.
+      num_burnin_epochs: epochs of the burn-in, which include the pilot; None until `settle`.
     """
 
-    def __init__(self, pilot: NetworkPilot, num_burnin_epochs: int):
+    def __init__(self, pilot: NetworkPilot, num_burnin_epochs: int | None):
         self.pilot, self._num_burnin_epochs = pilot, num_burnin_epochs
         self._monitor: TemperatureMonitor | None = None
         self._local = {"worst": math.nan, "mean": math.nan}
         self._has_warned = False
         self.has_failed: bool | None = None
         self._compiled: tuple[Chain, CompiledGradients] | None = None
+
+    def settle(self, num_burnin_epochs: int) -> None:
+        """Takes on the epochs of the burn-in, which follow from the first `fit`.
+
+        Raises:
+          ValueError: there are too few for the pilot.
+        """
+        self.pilot.settle(num_burnin_epochs)
+        self._num_burnin_epochs = num_burnin_epochs
 
     @property
     def temperatures(self) -> dict[str, dict[str, float]]:
@@ -72,6 +81,7 @@ class AutomaticFit:
         self, chain: Chain | None, source: Source, total_epochs: int, params: dict[str, Any]
     ) -> None:
         """Begins to measure temperatures if burn-in ends after `total_epochs` epochs."""
+        assert self._num_burnin_epochs is not None  # settled
         is_due = self._monitor is None and total_epochs >= self._num_burnin_epochs
         if self.pilot.choices is not None and chain is not None and is_due:
             self._monitor = TemperatureMonitor(self.pilot.choices, params["steps"])

@@ -37,6 +37,7 @@ _TRIALS = (1, 2, 4)  # relative lengths of trials; longer ones come closer to ty
 _AFTER_FAILURE = 16.0  # factor on the expected growth after a failed trial
 _AFTER_SUCCESS = 4.0  # its largest reduction after a successful trial
 _FLOOR = 0.1  # entries of M are at most 1 / _FLOOR times that of a typical weight
+_LEAST_EPOCHS = 4  # of a burn-in
 _MOST_FULL = 1000  # weights with a full covariance of the gradient noise
 
 
@@ -69,14 +70,17 @@ class NetworkPilot:
 
     Args:
       bound: see `AdaptationConstraints`.
-      num_burnin_epochs: epochs of the burn-in.
+      num_burnin_epochs: epochs of the burn-in; None if they follow from the first `fit`.
       choices: the choices of an earlier run of the script, or None.
+
+    Raises:
+      ValueError: the burn-in has less than 4 epochs.
     """
 
     def __init__(
         self,
         bound: float | None,
-        num_burnin_epochs: int,
+        num_burnin_epochs: int | None,
         choices: NetworkSettings | None,
     ):
         self.bound, self.choices = bound, choices
@@ -86,6 +90,23 @@ class NetworkPilot:
         self._found: LocalGeometry | None = None  # at the start of a trial
         self._growth = 1.0
         self._weights: list[np.ndarray] = []  # of the model at the start of a trial
+        self._ends: list[int] = []  # epochs after which the descent and the trials end
+        if num_burnin_epochs is not None:
+            self.settle(num_burnin_epochs)
+
+    def settle(self, num_burnin_epochs: int) -> None:
+        """Takes on the number of epochs of the burn-in.
+
+        Raises:
+          ValueError: there are less than 4.
+        """
+        if num_burnin_epochs < _LEAST_EPOCHS:
+            raise ValueError(
+                f'num_burnin_epochs must be at least {_LEAST_EPOCHS} with kernel="posterior": the '
+                "pilot takes the first three quarters of these epochs, which are half of the first "
+                f"fit where they are left out. Received: {num_burnin_epochs}. Let fit take more "
+                "epochs, of fewer steps_per_epoch if need be."
+            )
         last = 3 * num_burnin_epochs // 4
         first = max(1, last // 3)
         ends = np.cumsum([0, *_TRIALS]) / sum(_TRIALS)
@@ -183,9 +204,9 @@ def batch_size(chain: Chain, source: Source) -> int:
 
 
 def make_pilot(
-    bound: float | None, directory: Any, num_burnin_epochs: int, **others: Any
+    bound: float | None, directory: Any, num_burnin_epochs: int | None, **others: Any
 ) -> NetworkPilot:
-    """Returns the pilot of "auto". `others` are arguments that must be None with it.
+    """Returns the pilot of "auto", a `NetworkPilot`. `others` must be None with it.
 
     Raises:
       ValueError: an argument is incompatible with "auto".
@@ -196,12 +217,6 @@ def make_pilot(
                 f'{name} must be None with kernel="auto", which measures the gradient '
                 f"noise itself. Received: {value!r}."
             )
-    if num_burnin_epochs < 4:
-        raise ValueError(
-            'num_burnin_epochs must be at least 4 with kernel="posterior": the pilot takes the '
-            f"first three quarters of these epochs. Received: {num_burnin_epochs}. Pass, for "
-            "example, collect=sgmcmc.keras.Collect(num_burnin_epochs=20), and fit twice as long."
-        )
     return NetworkPilot(bound, num_burnin_epochs, _stored(directory))
 
 

@@ -10,13 +10,14 @@ import tensorflow as tf
 
 from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model import compiled_loss, internals
+from tfp_sgmcmc.keras.posterior.batches import checked_inputs
 from tfp_sgmcmc.targets.data import rows_not_finite
 
 _MOST_BAD = 32  # rows that are not finite for which the loss is evaluated
 
 
 def check_data(model: keras.Model, source: Source) -> None:
-    """Raises ValueError if outputs or y do not suit the loss, or if rows of arrays are NaN.
+    """Raises ValueError if x does not suit the model, or outputs or y the loss, or if rows are NaN.
 
     Rows with NaN or infinite entries are accepted where the loss is finite nonetheless, as with a
     model that replaces missing inputs.
@@ -24,7 +25,7 @@ def check_data(model: keras.Model, source: Source) -> None:
     batch = source.batch(4)
     if batch is None:
         return
-    outputs = _outputs(model, batch[0])
+    outputs = _outputs(model, checked_inputs(model, batch[0]))
     compiled_loss.check_probabilities(model, outputs)
     if source.arrays is None:
         compiled_loss.check_labels(model, batch[1], outputs)
@@ -38,6 +39,42 @@ def check_data(model: keras.Model, source: Source) -> None:
                 f"Received: NaN or infinity in {len(bad)} of {source.num_examples} rows, first in "
                 f"row {bad[0]}."
             )
+
+
+def cause_in_data(model: keras.Model, source: Source) -> str | None:
+    """Returns in words which rows of data that are not arrays make the loss NaN or infinite.
+
+    These are rows with such entries, or else labels out of range, which XLA and GPUs give the loss
+    NaN. Returns None if there are none, or if the data cannot be read beside `fit`. Arrays have
+    been checked before.
+    """
+    if source.arrays is not None or source.passes is None:
+        return None
+    found, num_rows, wrong_labels = list[int](), 0, ""
+    for batch in source.passes():
+        bad = np.union1d(*(_rows_not_finite(nest) for nest in batch[:2]))
+        rows = internals.map_arrays(lambda a, i=bad[:_MOST_BAD]: tf.gather(a, i), batch)
+        if len(bad) and not _has_finite_loss(model, rows):
+            found += (num_rows + bad).tolist()
+        elif not wrong_labels:
+            wrong_labels = _wrong_labels(model, batch)
+        num_rows += len(internals.array_leaves(batch)[0])
+    if not found:
+        return wrong_labels or None
+    return (
+        f"Read again, the data have NaN or infinity in x or y of {len(found)} of {num_rows} rows, "
+        f"first in row {found[0]}."
+    )
+
+
+def _wrong_labels(model: keras.Model, batch: Any) -> str:
+    """Returns which labels of a batch are out of range, in words; empty if there are none."""
+    x = internals.map_arrays(lambda a: a[:1], batch[0])
+    try:
+        compiled_loss.check_labels(model, batch[1], _outputs(model, x))
+    except ValueError as error:
+        return f"In a batch, {error}"
+    return ""
 
 
 def _rows_not_finite(nest: Any) -> np.ndarray:

@@ -63,6 +63,7 @@ class Preflight:
         self._collection, self._directory = collection, directory
         self._stability, self._checksums = StabilityCheck(), fit_fingerprint.Checksums()
         self._of_all: dict[str, Any] = {}
+        self._loss: Any = None  # as it was compiled at the last fit
         self._epochs = self._burnin_epochs = 0
         self._num_skipped = 0
         self._is_memory_checked = self._is_begun = self.is_verbose = False
@@ -101,14 +102,22 @@ class Preflight:
             check_weights(source, self.has_relative_weights)
         self._callback_list = callback_list
         of_all = self._checksums.describe(source)
-        if is_stored and chain is not None:
+        now, before = internals.compiled_loss(model), self._loss
+        has_other_loss = before is not None and before is not now
+        if chain is not None and (is_stored or has_other_loss):
             of_all |= fit_fingerprint.describe_model(
                 model, self._num_examples, chain.log_prior_fn, source
             )
         if chain is None or chain.state.is_new:
             self._of_all = {}
+        elif has_other_loss and not is_stored:
+            with internals.with_loss(model, before):
+                self._of_all |= fit_fingerprint.describe_model(
+                    model, self._num_examples, chain.log_prior_fn, source
+                )
         fit_fingerprint.check_same_problem(self._of_all, of_all)
         self._of_all |= of_all
+        self._loss = now
         if chain is not None and chain.state.has_run:
             self.first_batch(chain)
         return fit_fingerprint.FitProblem(
@@ -308,7 +317,8 @@ def check_weights(source: Source, are_relative: bool) -> None:
       ValueError: a weight is negative or not finite, or all are zero.
 
     Warns:
-      UserWarning: the mean weight is below 1/3 or above 3, unless only their ratios count.
+      UserWarning: the mean of the weights other than 0 is below 1/3 or above 3, unless only their
+        ratios count.
     """
     given = source.arrays[2] if source.arrays is not None else None
     if source.arrays is None and (batch := source.batch(_MANY)) is not None:
@@ -320,12 +330,13 @@ def check_weights(source: Source, are_relative: bool) -> None:
         nonnegative_weights("sample_weight or class_weight", array, some=source.arrays is not None)
         if are_relative or math.prod(array.shape[1:]) != 1:
             continue  # weights within an example, such as a mask
-        mean = float(np.mean(array, dtype=np.float64))
+        array = array[array != 0]
+        mean = float(np.mean(array, dtype=np.float64)) if array.size else 1.0
         if not 1 / 3 <= mean <= 3.0:
             warnings.warn(
                 "The weights of the examples (sample_weight, or class_weight) should be 1 on "
-                f"average. Received: {mean:.3g} on average, so the likelihood has the weight of "
-                f"{mean:.3g} N examples. Balanced class weights are "
+                f"average. Received: {mean:.3g} on average over those that are not 0, so the "
+                f"likelihood has the weight of {mean:.3g} N examples. Balanced class weights are "
                 "N / (number of classes * examples of the class), not 1 / examples of the class.",
                 stacklevel=2,
             )

@@ -109,16 +109,20 @@ class IndependentBatches(keras.utils.PyDataset):
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         self.was_read = True
         rows = self.rows(index)
-        x, y, sample_weight = internals.map_arrays(lambda a: a[rows], self.arrays)
-        if sample_weight is not None:
-            return x, y, sample_weight
-        return (x,) if y is None else (x, y)
+        return packed(*internals.map_arrays(lambda a: a[rows], self.arrays))
 
     def rows(self, index: int) -> np.ndarray:
         """Returns the numbers of the examples of a batch, `[B]`."""
         step = self._first_step + index
         generator, size = np.random.default_rng([*self._words, step]), self.sizes.at(step)
         return generator.choice(self.num_examples, size, replace=False, shuffle=False)
+
+
+def packed(x: Any, y: Any, sample_weight: Any) -> tuple[Any, ...]:
+    """Returns a batch as `fit` takes it, without what is None at its end."""
+    if sample_weight is not None:
+        return x, y, sample_weight
+    return (x,) if y is None else (x, y)
 
 
 class BatchSizes:

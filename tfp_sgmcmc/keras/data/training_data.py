@@ -32,6 +32,7 @@ from tfp_sgmcmc.keras.data.fit_batches import (
     IndependentBatches,
     ResidentData,
     WorkerBatches,
+    packed,
 )
 from tfp_sgmcmc.keras.model.internals import array_leaves, map_arrays
 from tfp_sgmcmc.keras.posterior.batches import check_dense, check_numbers
@@ -253,10 +254,11 @@ def _of_py_dataset(
         return _grown(found, dataset.sizes)
     if isinstance(dataset, IndependentBatches):
         order = {"seed of the batches": dataset.seed} if dataset.has_seed else {}
-        found = Source("IndependentBatches", dataset.num_examples, dataset.batch_size,
-                       len(dataset), dataset.arrays, dataset, order, True,
-                       passes=functools.partial(
-                           _pass_over_arrays, dataset.arrays, dataset.num_examples)
+        count = dataset.num_examples
+        arrays = _unpacked(standardized(packed(*dataset.arrays)))  # with weights of classes
+        found = Source("IndependentBatches", count, dataset.batch_size, len(dataset), arrays,
+                       dataset, order, True,
+                       passes=functools.partial(_pass_over_arrays, arrays, count)
                        )  # fmt: skip
         return _grown(found, dataset.sizes)
 

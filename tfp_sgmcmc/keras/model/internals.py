@@ -21,7 +21,8 @@ of Keras. The names used here, and why:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 import keras
@@ -86,7 +87,7 @@ def check_built(model: Any) -> None:
 
 
 def check_model(model: keras.Model) -> None:
-    """Raises unless the model is compiled and has the training step of `keras.Model`."""
+    """Raises unless the model is compiled, has Keras' training step, and keeps no state of rows."""
     check_model_type(model)
     for name in ("train_step", "compute_loss"):
         if name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name):
@@ -101,6 +102,14 @@ def check_model(model: keras.Model) -> None:
             "model must be compiled with a loss, the negative log likelihood. Received: a model "
             f"that is {received}. Call model.compile(loss=...) before fit."
         )
+    for layer in layers(model):
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise ValueError(
+                "Recurrent layers must have stateful=False, because the likelihood of a row would "
+                "depend on the batches before it, in whichever order they came. Received: "
+                f"{layer.name!r}, a {type(layer).__name__} with stateful=True. Give each row its "
+                "whole sequence."
+            )
     if getattr(model.optimizer, "use_ema", False):
         raise ValueError(
             "The model's optimizer must have use_ema=False. Received: use_ema=True, which would "
@@ -148,6 +157,21 @@ def compilation(model: keras.Model) -> tuple[Any, ...]:
         model.run_eagerly,
         model.steps_per_execution,
     )
+
+
+def compiled_loss(model: keras.Model) -> Any:
+    """Returns the compiled loss, another object after each `compile`."""
+    return model._compile_loss
+
+
+@contextlib.contextmanager
+def with_loss(model: keras.Model, loss: Any) -> Generator[None]:
+    """Gives a model what `compiled_loss` has returned before, while the context lasts."""
+    now, model._compile_loss = model._compile_loss, loss
+    try:
+        yield
+    finally:
+        model._compile_loss = now
 
 
 def build(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
@@ -247,8 +271,10 @@ def marks(outputs: Any) -> dict[str, dict[int, tf.Tensor]]:
     probabilities, and confident wrong predictions get no gradient.
     """
     flat = list(enumerate(keras.tree.flatten(outputs)))
-    names = ("_keras_mask", "_keras_logits")
-    return {n: {i: x for i, y in flat if (x := getattr(y, n, None)) is not None} for n in names}
+    names = ("_keras_mask", "_keras_logits")  # AutoGraph takes no assignment expressions
+    return {
+        n: {i: getattr(y, n) for i, y in flat if getattr(y, n, None) is not None} for n in names
+    }
 
 
 def with_marks(outputs: Any, marks: dict[str, dict[int, tf.Tensor]]) -> Any:

@@ -47,9 +47,9 @@ class RowsOfChains:
       bound: hashes below belong to the pool, in 0 .. 2^32.
       num_chains: C, at least 3.
       key: one of 2^32 ways to choose the rows.
-      num_seen: the number of rows that each chain sees in an epoch, `[C]`.
-      mean_weight: the mean of the rows' weights, by which they are divided: weights count relative
-        to their mean.
+      num_seen: the number of rows of positive weight that each chain sees in an epoch, `[C]`.
+      mean_weight: the mean of the positive weights of rows, by which they are divided: weights
+        count relative to their mean.
     """
 
     def __init__(
@@ -170,8 +170,9 @@ class ModelLogProb(Target):
     B is the number of rows of this batch, so a short last batch is scaled correctly. \( \ell \) is
     the compiled loss of one example with its `loss_weights`, and \( w_i \) is the sample weight.
     \( R_k \) are the model's regularisers and `add_loss` terms: Keras minimises the mean of
-    \( \ell \) plus R, so -N R is a log prior. The state is the list of the values of
-    `model.trainable_variables`.
+    \( \ell \) plus R, so -N R is a log prior. Rows of weight 0 bring no share of it: of a batch
+    with B' rows of other weights it is estimated by -N R B'/B. The state is the list of the values
+    of `model.trainable_variables`.
 
     If the model has several replicas, each holds some of the batch's rows, and estimates use the
     rows of all replicas. BatchNormalization normalises by the rows of one replica, and its new
@@ -180,9 +181,9 @@ class ModelLogProb(Target):
     If there are several chains, each part of the state has a leading axis `[num_chains, ...]`, and
     all chains see the same batch. They run side by side, or one after another where TensorFlow does
     not vectorize the model (see `Mapper`). With `rows_of_chains` a chain c sees some of the N
-    examples only, N_c of them. Its posterior is that of these examples: N_c takes the place of N,
-    and B is the number of rows of the batch that the chain sees. The weights of examples are
-    divided by their mean. (BatchNormalization normalises by all rows of the batch.)
+    examples only, N_c of them, none of weight 0. Its posterior is that of these examples: N_c takes
+    the place of N, and B is the number of rows of the batch that the chain sees. The weights of
+    examples are divided by their mean. (BatchNormalization normalises by all rows of the batch.)
 
     Scores belong to the batch's examples (see `ExampleScores`). The scale of the noise is
     c = N (N - B) / B, as for a batch drawn without replacement: each batch of an epoch of `fit`,
@@ -339,6 +340,8 @@ class ModelLogProb(Target):
         (log_prob, gradient, more), forward = estimated
         lead = log_prob.shape.rank
         log_prob, gradient = replica_context.total((log_prob, gradient))
+        for part, value in zip(gradient, state, strict=True):
+            part.set_shape(value.shape)  # which the map over chains may lose
         means = replica_context.averaged(
             [*forward.updates.values()], self.local_rows, self.num_rows
         )
@@ -371,6 +374,8 @@ class ModelLogProb(Target):
         assert self.batch is not None  # checked by `estimate`
         rows = self._rows_of_chains
         seen = rows.seen(self.batch[0])
+        if (weighs := _weighs(self.batch[2])) is not None:
+            seen *= weighs
         counts = replica_context.total(tf.reduce_sum(seen, axis=1))
         return [seen, rows.num_seen / (rows.mean_weight * tf.maximum(counts, 1.0))]
 
@@ -379,7 +384,8 @@ class ModelLogProb(Target):
     ) -> tf.Tensor:
         """Returns the sum over a batch's rows, each with its share of the regularisers.
 
-        `seen` is 1 for the rows that count, `[rows]`; None counts all.
+        Rows of weight 0 have no share. `seen` is 1 for the rows that count, `[rows]`; None counts
+        all others.
         """
         _, y, sample_weight = batch
         outputs = forward.outputs
@@ -387,9 +393,20 @@ class ModelLogProb(Target):
             outputs = with_stored_gradient(outputs)
         if seen is None:
             nll = compiled_loss.negative_log_likelihood(self._model, y, outputs, sample_weight)
+            if forward.losses and (weighs := _weighs(sample_weight)) is not None:
+                rows = tf.reduce_sum(weighs)
         else:
             each = compiled_loss.negative_log_likelihoods(self._model, y, outputs, sample_weight)
             nll = tf.reduce_sum(tf.cast(seen, each.dtype) * each)
             rows = tf.reduce_sum(seen)
         penalty = sum((tf.cast(r, nll.dtype) for r in forward.losses), tf.zeros([], nll.dtype))
         return -(nll + tf.cast(rows, nll.dtype) * penalty)
+
+
+def _weighs(sample_weight: Any) -> tf.Tensor | None:
+    """Returns 0 for rows whose weights are all 0, and 1 for others, `[rows]`; None without any."""
+    weights = [tf.convert_to_tensor(w) for w in internals.array_leaves(sample_weight)]
+    if not weights:
+        return None
+    flat = [tf.reshape(w != 0, [tf.shape(w)[0], -1]) for w in weights]
+    return tf.cast(tf.reduce_any(tf.concat(flat, axis=1), axis=1), keras.config.floatx())

@@ -225,7 +225,7 @@ def checked_inputs(model: keras.Model, x: Any) -> Any:
     """Returns x if it can be the inputs of the model; raises TypeError or ValueError otherwise."""
     check_arrays("x", x)
     inputs = getattr(model, "inputs", None) or []  # unknown for subclassed models
-    leaves = keras.tree.flatten(x)
+    leaves = _taken(model, inputs, x) if inputs else keras.tree.flatten(x)
     if inputs and len(leaves) != len(inputs):
         raise ValueError(
             f"x must have an array for each of the {len(inputs)} inputs of the model. Received: "
@@ -243,6 +243,25 @@ def checked_inputs(model: keras.Model, x: Any) -> Any:
                 f"{[*leaves[0].shape]}."
             )
     return x
+
+
+def _taken(model: keras.Model, inputs: list[Any], x: Any) -> list[Any]:
+    """Returns the leaves of x that Keras takes for the inputs of a model, in their order.
+
+    It takes entries of a dict by the names of inputs, and others may stand beside them. But if the
+    inputs are a dict, too, it takes the first entries in the order of the names, whatever these
+    are: all leaves are returned if they are not those of the inputs.
+    """
+    if not isinstance(x, dict):
+        return keras.tree.flatten(x)
+    nest = inputs if isinstance(model, keras.Sequential) else model.input
+    if isinstance(nest, dict):
+        names = sorted(nest)
+        is_right = sorted(x)[: len(names)] == names
+    else:
+        names = [symbol.name for symbol in inputs]
+        is_right = set(names) <= set(x)
+    return keras.tree.flatten([x[name] for name in names] if is_right else x)
 
 
 def check_finite(values: Any, block: list[Batch], first_row: int) -> None:

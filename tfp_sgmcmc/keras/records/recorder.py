@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -41,6 +42,7 @@ class Recorder:
       samples: the samples so far, in memory or on disk.
       failed: whether the chain has become NaN or infinite.
       also_saved: nests by name that are saved with the chain.
+      cause_in_data: returns in words which data have made the loss NaN or infinite, or None.
 
     Args:
       collection: selects the states to keep.
@@ -62,6 +64,7 @@ class Recorder:
         self.chain: Chain | None = None
         self.samples, self.failed = samples, False
         self.also_saved: dict[str, Any] = {}
+        self.cause_in_data: Callable[[], str | None] | None = None
         self._collection, self._num_examples = collection, num_examples
         self._seconds, self._num_burnin_epochs = seconds_between_commits, num_burnin_epochs
         self._num_seen = self._num_unseen = 0  # steps at the last pull; upper bound of those since
@@ -72,9 +75,12 @@ class Recorder:
         self._committed_at = -np.inf
         self._initial: list[tuple[keras.Variable, np.ndarray]] = []
 
-    def settle(self, collection: Collection, num_examples: int | None) -> None:
-        """Takes on the numbers that follow from the data of the first fit."""
+    def settle(
+        self, collection: Collection, num_examples: int | None, num_burnin_epochs: int
+    ) -> None:
+        """Takes on the numbers that follow from the data and the length of the first fit."""
         self._collection, self._num_examples = collection, num_examples
+        self._num_burnin_epochs = num_burnin_epochs
 
     @property
     def trainable_values(self) -> list[Any]:
@@ -257,6 +263,8 @@ class Recorder:
         )
         if not step:  # where the chain began
             cure = "Look for such numbers in the data; loss and prior must have gradients there."
+        if not bad and self.cause_in_data is not None:
+            cure = self.cause_in_data() or cure
         raise NonFiniteChainError(
             f"{what} became NaN or infinite by step {step} of the chain. The `samples` of this "
             f"error and the callback are the {len(self.samples)} before it, and the model is set "
