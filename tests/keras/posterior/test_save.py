@@ -132,6 +132,32 @@ def test_samples_of_another_model_are_refused(posterior, tmp_path, other, words)
         Posterior.load(tmp_path / "posterior.npz", network(**other))
 
 
+def test_a_model_that_is_made_again_is_told_by_the_order_of_its_layers(tmp_path):
+    """Unless a layer that was not sampled could be taken for one that was."""
+
+    def made(is_whole=True):
+        first, second = (keras.layers.Dense(2, trainable=k or is_whole) for k in (False, True))
+        model = keras.Sequential([keras.Input([2]), first, keras.layers.ReLU(), second])
+        model.compile(loss=lambda y, f: 0.5 * tf.square(y - f))
+        return model
+
+    x = np.random.default_rng(0).normal(size=[4, 2]).astype(np.float32)
+    for is_whole in (True, False):
+        model, again = made(is_whole), made(is_whole)
+        variables = model.trainable_variables
+        draws = [np.random.default_rng(1).normal(size=[3, *v.shape]).astype(v.dtype)
+                 for v in variables]  # fmt: skip
+        saved = Posterior(model, variables, draws)
+        saved.save(tmp_path / "posterior.npz")
+        if is_whole:
+            loaded = Posterior.load(tmp_path / "posterior.npz", again)
+            assert [v.path for v in loaded.variables] != [v.path for v in variables]
+            np.testing.assert_array_equal(loaded.predict(x).mean, saved.predict(x).mean)
+        else:
+            with pytest.raises(ValueError, match="of another model"):
+                Posterior.load(tmp_path / "posterior.npz", again)
+
+
 def test_a_model_that_trains_more_is_refused(posterior, tmp_path):
     posterior.save(tmp_path / "posterior.npz")
     model = network()

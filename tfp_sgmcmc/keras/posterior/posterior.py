@@ -716,7 +716,7 @@ class Posterior:
           path: the path of the file.
           model: a built model, either the one that was sampled or another, such as
             `keras.models.load_model` returns. Its variables must have the same paths (apart from
-            the model's name), shapes and dtypes.
+            the model's name, and from the numbers in names that Keras gives), shapes and dtypes.
 
         Raises:
           FileNotFoundError: the file does not exist.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -249,16 +250,38 @@ def _description(variable: keras.Variable, model: keras.Model) -> Description:
 
 
 def _matching(described: list[Description], model: keras.Model) -> list[keras.Variable] | None:
-    """Returns the model's variables in the file's order, or None if a trained one is missing."""
-    left = list(model.variables)
+    """Returns the model's variables in the file's order, or None if a trained one is missing.
+
+    Keras numbers layers without a name of their own in the order in which a process makes them. So
+    if paths differ, they are compared without such numbers, where the file has all variables that
+    are alike then.
+    """
+    here = [_description(v, model) for v in model.variables]
+    found = _taken(described, here, model.variables)
+    if found is None:
+        here, described = [_unnumbered(d) for d in here], [_unnumbered(d) for d in described]
+        if all(here.count(d) == described.count(d) for d in described):
+            found = _taken(described, here, model.variables)
+    return found
+
+
+def _taken(
+    described: list[Description], here: list[Description], variables: Sequence[keras.Variable]
+) -> list[keras.Variable] | None:
+    """Returns the first variable for each description that no other one has taken."""
+    left = [*zip(here, variables, strict=True)]
     found = []
     for description in described:
-        same = [v for v in left if _description(v, model) == description]
-        if not same:
+        place = next((i for i, (d, _) in enumerate(left) if d == description), None)
+        if place is None:
             return None
-        left = [v for v in left if v is not same[0]]
-        found.append(same[0])
-    return None if any(v.trainable for v in left) else found
+        found.append(left.pop(place)[1])
+    return None if any(v.trainable for _, v in left) else found
+
+
+def _unnumbered(description: Description) -> Description:
+    path, shape, dtype = description
+    return re.sub(r"_\d+(?=/|$)", "", path), shape, dtype
 
 
 def _difference(described: list[Description], model: keras.Model) -> str:
