@@ -307,3 +307,15 @@ class TestFlatArguments:
                      "temperatures", "outputs"):  # fmt: skip
             with pytest.warns(DeprecationWarning, match=f"SamplerCallback.{name} is deprecated"):
                 getattr(callback, name)
+
+
+@pytest.mark.parametrize("num_burnin_steps", [20, 0])
+def test_a_fit_that_is_stopped_in_the_burn_in_is_told(num_burnin_steps):
+    callback = sampler(collect=Collect(num_burnin_steps, 0))
+    stop = keras.callbacks.EarlyStopping("loss", min_delta=1e3, patience=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(callback, X, Y, batch_size=4, epochs=10, callbacks=[callback, stop])
+    told = [str(w.message) for w in caught if "end of the burn-in" in str(w.message)]
+    assert len(told) == (num_burnin_steps > 0)
+    assert all("stopped in epoch 2, after 6 steps" in words for words in told)

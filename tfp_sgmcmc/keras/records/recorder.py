@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -137,7 +138,19 @@ class Recorder:
         return done or None
 
     def end_fit(self, is_stopped: bool) -> None:
-        """Saves, and releases the directory. A fit that was stopped early counts as completed."""
+        """Saves, and releases the directory. A fit that was stopped early counts as completed.
+
+        Warns:
+          UserWarning: it was stopped before a state was kept.
+        """
+        if is_stopped and self.chain is not None and not len(self.samples):
+            warnings.warn(
+                "fit must go on until the end of the burn-in. Received: a fit that a callback has "
+                f"stopped in epoch {self.total_epochs}, after {self.chain.state.status().num_steps}"
+                " steps and before a state was kept. Leave EarlyStopping out, since the loss of a "
+                "sampler need not fall; or let it begin after the burn-in (start_from_epoch=...).",
+                stacklevel=2,
+            )
         if is_stopped:
             self._progress = self._progress._replace(num_epochs=self._epochs_asked)
         self._commit(finish=True)
