@@ -19,6 +19,7 @@ from tfp_sgmcmc.adaptation import (
     draw_checks,
     fallback,
     independent_draws,
+    kernel_selector,
     settings_file,
     target_driver,
 )
@@ -423,7 +424,7 @@ def test_another_mode_is_found() -> None:
     starts = independent_draws.far_starts(1, np.zeros(1), np.full([1, 1], 10.0), 0)
     found = independent_draws.find_other_mode(of(two), starts)
     assert found is not None
-    np.testing.assert_allclose(found, [20.0, 0.0], atol=0.1)
+    np.testing.assert_allclose([*found[:2], *found.z], [20.0, 0.0, 20.0], atol=0.1)
     one = tfd.Normal(0.0, 1.0)
     assert independent_draws.find_other_mode(of(one), starts) is None
 
@@ -455,7 +456,7 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     if request.param == "chain":
         patch = pytest.MonkeyPatch()
         patch.setattr(independent_draws, "_MOST_ENTRIES", 0)
-        patch.setattr(target_driver, "_FEWEST_ENTRIES", 0)
+        patch.setattr(kernel_selector, "_FEWEST_ENTRIES", 0)
         request.addfinalizer(patch.undo)
     folder = tmp_path_factory.mktemp("automatic") / "run"
     options: dict[str, Any] = {"seed": 3, "progress_bar": False, "directory": folder}
@@ -523,13 +524,13 @@ def test_minibatches_of_few_numbers_are_not_tried(
     num_examples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bound is N D = 20,000."""
-    monkeypatch.setattr(target_driver, "_FEWEST_ENTRIES", 20_000)  # a fixture has another
+    monkeypatch.setattr(kernel_selector, "_FEWEST_ENTRIES", 20_000)  # a fixture has another
     found = types.SimpleNamespace(factor=np.eye(3))
     whole: Any = object()
-    monkeypatch.setattr(target_driver, "whiten_at_mode", lambda *_: found)
-    monkeypatch.setattr(target_driver, "independent_draws", lambda *_: (None, found))
-    monkeypatch.setattr(target_driver.KernelSelector, "_find_modes", lambda *_: None)
-    monkeypatch.setattr(target_driver.KernelSelector, "with_all_examples", lambda *_: whole)
+    monkeypatch.setattr(kernel_selector, "whiten_at_mode", lambda *_: found)
+    monkeypatch.setattr(kernel_selector, "independent_draws", lambda *_: (None, found))
+    monkeypatch.setattr(kernel_selector.KernelSelector, "_find_modes", lambda *_: None)
+    monkeypatch.setattr(kernel_selector.KernelSelector, "with_all_examples", lambda *_: whole)
 
     class Tried(Exception):
         pass
@@ -537,9 +538,9 @@ def test_minibatches_of_few_numbers_are_not_tried(
     def try_minibatches(*_: Any) -> None:
         raise Tried
 
-    monkeypatch.setattr(target_driver, "LangevinSelector", try_minibatches)
+    monkeypatch.setattr(kernel_selector, "LangevinSelector", try_minibatches)
     problem: Any = types.SimpleNamespace(num_examples=num_examples, bijector=None)
-    select = target_driver.KernelSelector(
+    select = kernel_selector.KernelSelector(
         problem, tf.zeros([3]), 4, tf.constant([0, 1]), jit_compile=False
     )
     if num_examples * 3 < 20_000:

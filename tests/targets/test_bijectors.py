@@ -256,3 +256,29 @@ def test_joint_bijectors_of_another_structure_than_the_state(state: Any) -> None
     message = r"bijector must have the structure .* parts \['s', 'u'\] and \["
     with pytest.raises(ValueError, match=message):
         target.constrain(state)
+
+
+def test_a_dict_that_a_module_holds_keeps_its_names() -> None:
+    """TensorFlow wraps the dicts of modules, such as the state that a bijector of `sample` holds.
+
+    A joint distribution of a centred hierarchy failed so in `sample`.
+    """
+    prior = tfd.JointDistributionNamed(
+        {
+            "mu": tfd.Normal(0.0, 1.0),
+            "tau": tfd.HalfNormal(1.0),
+            "b": lambda mu, tau: tfd.Sample(tfd.Normal(mu, tau), 2),
+        }
+    )
+    target = sgmcmc.MinibatchLogProb.from_joint(
+        prior,
+        lambda mu, tau, b, batch: tfd.Normal(b[..., :1], 1.0).log_prob(batch),
+        np.zeros(3, np.float32),
+    )
+    module, state = tf.Module(), {"mu": tf.constant(0.5), "tau": tf.constant(0.2), "b": tf.ones(2)}
+    module.state = state
+    assert type(module.state) is not dict  # else there is nothing to test
+    expected, found = target.constrain(state), target.constrain(module.state)
+    assert {*found} == {*expected}
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_by_normal
+from tfp_sgmcmc.adaptation.out_of_reach import NUM_WIDE, place_beyond
 from tfp_sgmcmc.adaptation.pilot import PilotRuns, seconds_of_second
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
@@ -57,10 +58,12 @@ class OtherMode(NamedTuple):
     Attributes:
       distance: its distance from the center, in deviations of Laplace's approximation there.
       log_prob: its log posterior minus the log posterior at the center.
+      z: where it is.
     """
 
     distance: float
     log_prob: float
+    z: np.ndarray
 
 
 def value_and_gradient_of_z(
@@ -138,7 +141,7 @@ def find_other_mode(
     for i in sorted(np.flatnonzero(others), key=lambda i: -heights[i]):
         between, _ = at(z[0] + share * (z[i] - z[0]))
         if not between.min() > min(value[0], value[i]) - _DIP:
-            return OtherMode(float(distances[i]), float(heights[i]))
+            return OtherMode(float(distances[i]), float(heights[i]), z[i])
     return None
 
 
@@ -149,6 +152,7 @@ def independent_draws(
     seed: np.ndarray,
     num_results: int,
     num_chains: int,
+    has_other_mode: bool = False,
 ) -> tuple[PreparedKernel | None, Coordinates]:
     """Returns `IndependentMetropolis` with a fitted proposal, and coordinates for other kernels.
 
@@ -163,9 +167,12 @@ def independent_draws(
       seed: two integers, of the fit.
       num_results: number of draws of each chain.
       num_chains: number of chains.
+      has_other_mode: whether another mode is known, so that what lies beyond the proposal is not
+        looked for.
 
     Raises:
-      NotNearGaussian: no normal distribution is near to the posterior of few data.
+      NotNearGaussian: no normal distribution is near to the posterior of few data, or one is near
+        to a part of it only.
     """
     if found.factor is None:
         return None, found
@@ -179,7 +186,8 @@ def independent_draws(
     mean = flatten_events(found.center, 0).numpy().astype(np.float64)
     many = np.tile(mean, [block_size(problem), 1])
     seconds = seconds_of_second(lambda: log_prob_fn(many)) / len(many)
-    cost = seconds * (num_evaluations(runs.dim, _NUM_DRAWS) + num_results * num_chains)
+    num_evaluated = num_evaluations(runs.dim, _NUM_DRAWS) + 2 * NUM_WIDE
+    cost = seconds * (num_evaluated + num_results * num_chains)
     if cost > _MOST_SECONDS:
         runs.dropped.append(
             f"Independent draws were dropped, because they would take about {cost:.0f} s."
@@ -204,6 +212,12 @@ def independent_draws(
         if normal is not None and normal.converged:
             found = whiten_by_normal(problem, found, normal.mean, normal.factor)
         return None, found
+    missed = None
+    if not has_other_mode:
+        missed = place_beyond(problem, found.center, log_prob_fn, sample, rng)
+    if missed is not None:
+        place, far = missed
+        raise NotNearGaussian(str(far), place=place)
     proposal, steps = sample.proposal, sample.autocorrelation_times.max()  # for a draw
     stride, burn_in = int(np.ceil(_WORTH * steps)), int(np.ceil(_BURN_IN * steps))
     center = unflatten_events(proposal.mean, found.center, 0)

@@ -33,11 +33,14 @@ class NotNearGaussian(Exception):
       reason: why, as a clause.
       has_shape: whether the posterior's shape is the reason, as for a funnel or several modes.
       remedy: what to do about it; None if that is not known.
+      place: a `Place` that draws may miss, if that is the reason.
     """
 
-    def __init__(self, reason: str, has_shape: bool = True, remedy: str | None = None):
+    def __init__(
+        self, reason: str, has_shape: bool = True, remedy: str | None = None, place: Any = None
+    ):
         super().__init__(reason)
-        self.has_shape, self.remedy = has_shape, remedy
+        self.has_shape, self.remedy, self.place = has_shape, remedy, place
 
 
 class ImproperError(ValueError):

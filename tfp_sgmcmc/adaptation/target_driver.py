@@ -9,138 +9,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation import target_arguments
-from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_at_mode, with_known_remedy
 from tfp_sgmcmc.adaptation.draw_checks import DrawCheck, check_draws, whitened
 from tfp_sgmcmc.adaptation.fallback import sample_nonquadratic
-from tfp_sgmcmc.adaptation.hamiltonian import TimedHMC
-from tfp_sgmcmc.adaptation.independent_draws import (
-    far_starts,
-    find_other_mode,
-    independent_draws,
-    value_and_gradient_of_z,
-)
-from tfp_sgmcmc.adaptation.langevin import LangevinSelector
-from tfp_sgmcmc.adaptation.noncentering import repeats_prior
-from tfp_sgmcmc.adaptation.pilot import PilotRuns
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, prior_widths
+from tfp_sgmcmc.adaptation.kernel_selector import KernelSelector
+from tfp_sgmcmc.adaptation.out_of_reach import Place
+from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, settled
 from tfp_sgmcmc.adaptation.settings_file import describe_call, load, save, saved_jit_compile
-from tfp_sgmcmc.internal.nest import State, flatten_events
+from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.sampling.result import Explanation, Flag, SampleResult
 from tfp_sgmcmc.sampling.run import run_kernel
 from tfp_sgmcmc.storage.directory import RunDirectory
 from tfp_sgmcmc.targets import MinibatchLogProb, StreamedLogProb, preflight
 from tfp_sgmcmc.targets.base import kept_program
 
-_FEWEST_ENTRIES = 20_000  # N D; a gradient of fewer costs about what a step's operations cost
 _MOST_RUNS = 3
 _MISFIT = "the proposals of independent draws do not reach all of the posterior"
 _MOST_LACKING = 3.0  # independent draws are made again with so many times the steps at most
 _SMALLER_STEP = 0.4  # beside the step with which trajectories of NUTS diverged
 _MOST_SECONDS = 60.0  # of sampling, for draws that are made again because they are slow
-
-
-class KernelSelector:
-    """Chooses kernel, minibatch and step for a posterior near its mode, and tries them in pilots.
-
-    Args:
-      problem: the target.
-      state: one unconstrained state to begin at.
-      num_chains: number of chains.
-      seed: the seed of all that is drawn before the run.
-      jit_compile: whether XLA compiles the steps.
-    """
-
-    def __init__(
-        self,
-        problem: MinibatchLogProb,
-        state: State,
-        num_chains: int,
-        seed: tf.Tensor,
-        jit_compile: bool,
-    ):
-        self._problem, self._state = problem, state
-        flat = flatten_events(state, 0)
-        pilot_seed, self._noise_seed, self._mode_seed = random.split(seed, 3)
-        self._num_chains = num_chains
-        self._runs = PilotRuns(num_chains, flat.shape[0], flat.dtype, pilot_seed, jit_compile)
-        self._found: Coordinates | None = None
-        self._flags: tuple[Flag, ...] = ()
-
-    def __call__(self, num_results: int) -> PreparedKernel:
-        """Returns the cheapest kernel whose pilot was sound.
-
-        Raises:
-          NotNearGaussian: no mode with a usable curvature was found, or draws wander far from it.
-          ImproperError: the posterior has no finite integral.
-        """
-        self._found = None
-        try:
-            return self._select(num_results)
-        except NotNearGaussian as reason:
-            raise with_known_remedy(reason, self._found) from reason
-
-    def _select(self, num_results: int) -> PreparedKernel:
-        found = self._found = whiten_at_mode(self._problem, self._state)
-        if found.factor is None:  # too many parameters to search from the prior's widths
-            return self.with_all_examples(num_results)
-        self._find_modes(found, found.factor)
-        seed = random.fold_in(self._mode_seed, 1).numpy()
-        options = self._runs, seed, num_results, self._num_chains
-        independent, found = independent_draws(self._problem, found, *options)
-        self._found = found
-        if independent is not None:
-            return dataclasses.replace(independent, flags=self._flags)
-        num_examples = self._problem.num_examples
-        is_small = num_examples * self._runs.dim < _FEWEST_ENTRIES
-        if is_small or repeats_prior(self._problem.bijector):
-            why = "each example's gradient would evaluate the prior of all effects"
-            if is_small:
-                why = f"a gradient of all {num_examples:,} examples costs no more than one of a few"
-            if num_examples > 1:
-                self._runs.dropped.append(
-                    f"UnderdampedLangevin with minibatches was not tried, because {why}."
-                )
-            return self.with_all_examples(num_results)
-        langevin = LangevinSelector(self._problem, found, self._runs, self._noise_seed)
-        prepared = langevin()
-        self._found = langevin.found
-        if prepared is None:
-            return self.with_all_examples(num_results)
-        return dataclasses.replace(prepared, flags=self._flags)
-
-    def with_all_examples(self, num_results: int) -> PreparedKernel:
-        """Returns HMC on all examples; raises NotNearGaussian if its pilot is not sound."""
-        if self._found is None:
-            raise NotNearGaussian("no mode was found")
-        hmc = TimedHMC(self._problem, self._found, self._runs)
-        return dataclasses.replace(hmc(num_results), flags=self._flags)
-
-    def _find_modes(self, found: Coordinates, factor: np.ndarray) -> None:
-        like, runs = found.center, self._runs
-        scale = np.diag(factor)  # no unit of a parameter matters
-        inverse = np.linalg.inv(factor / scale[:, np.newaxis]) / scale
-        first = flatten_events(self._state, 0).numpy() - flatten_events(like, 0).numpy()
-        widths = prior_widths(self._problem, like, np.sqrt((factor**2).sum(axis=-1)))
-        seed = self._mode_seed.numpy()
-        starts = far_starts(runs.dim, inverse @ first, inverse * widths, seed)
-        options = like, factor, runs.jit_compile
-        other = find_other_mode(value_and_gradient_of_z(self._problem, *options), starts)
-        if other is not None:
-            self._flags = (
-                Flag(
-                    "wrong",
-                    "The posterior has several modes: another one was found "
-                    f"{other.distance:.0f} standard deviations from the first, with a log "
-                    f"posterior that differs by {other.log_prob:.1f}. These chains stay near one.",
-                    "ReplicaExchangeSGLD moves between modes.",
-                ),
-            )
 
 
 class TargetSettings:
@@ -160,6 +51,7 @@ class TargetSettings:
       problem: the target in memory.
       state: the start.
       jit_compile: whether XLA compiles the steps.
+      places: parts of the posterior that draws may miss, found so far.
     """
 
     def __init__(
@@ -182,7 +74,7 @@ class TargetSettings:
         self.problem = target_arguments.as_problem(target, bijector)
         state = target_arguments.single_state(self.problem, initial_state)
         self.state, self._notes = target_arguments.finite_start(self.problem, state)
-        self._sizes = num_results, num_chains
+        self._sizes, self.places = (num_results, num_chains), list[Place]()
         before = None if folder is None else saved_jit_compile(folder)
         self.jit_compile, self._lines = target_arguments.choose_jit_compile(
             self.problem, state, jit_compile, before
@@ -212,15 +104,35 @@ class TargetSettings:
 
     def _select(self, problem: MinibatchLogProb, at: State, seed: tf.Tensor) -> PreparedKernel:
         self._selector = KernelSelector(problem, at, self._sizes[1], seed, self.jit_compile)
-        return self._selector(self._sizes[0])
+        try:
+            return self._selector(self._sizes[0])
+        finally:
+            self.places += self._selector.places
 
     def start_anew(
         self, reason: NotNearGaussian, seed: tf.Tensor, again: bool = False
     ) -> PreparedKernel:
-        """Returns a kernel for a posterior that no mode describes."""
+        """Returns a kernel for a posterior that no mode describes, with flags of all places."""
         select = None if again else lambda other, at: self._select(other, at, seed)
         options = *self._sizes, seed, self.jit_compile
-        return sample_nonquadratic(self.problem, self.state, *options, reason, select)
+        prepared = sample_nonquadratic(self.problem, self.state, *options, reason, select)
+        flags = (place.flag for place in self.places)
+        flags = (flag for flag in flags if flag not in prepared.flags)
+        return dataclasses.replace(prepared, flags=(*flags, *prepared.flags))
+
+    def settled(
+        self, prepared: PreparedKernel, draws_are_wrong: bool, states: Any
+    ) -> tuple[Flag, ...]:
+        """Returns the flags that hold before a run after its draws were checked.
+
+        Draws of a sampler with a Metropolis test that pass every check settle the doubts, and the
+        flags of places where they come often.
+        """
+        flags = settled(prepared.flags, prepared.choices, draws_are_wrong)
+        if prepared.is_noisy or draws_are_wrong:
+            return flags
+        places = {place.flag: place for place in self.places}
+        return tuple(places[f].settled(states) if f in places else f for f in flags)
 
     def after(
         self, prepared: PreparedKernel, found: DrawCheck, result: SampleResult, seed: tf.Tensor
@@ -322,7 +234,8 @@ def sample_target(
         dropped = f"{attempt}. draws, with {choices.sampler}, were dropped: {' '.join(found.flags)}"
         better = better.with_choices(seed=random.integers_of(random.fold_in(run_seed, attempt)))
         prepared = dataclasses.replace(better, lines=(*better.lines, dropped))
-    flags = [*settled(prepared.flags, prepared.choices, found.is_wrong), *found.flags]
+    before = settings.settled(prepared, found.is_wrong, result.states)
+    flags = [*before, *found.flags]
     tell_and_warn([found.line], flags, progress_bar)
     return dataclasses.replace(
         result,

@@ -108,7 +108,8 @@ def in_structure(structure: Any, parts: Any) -> Any:
         return values[0]
     if names is None:
         return type(structure)(values)
-    return type(structure)(**dict(zip(names, values, strict=True)))
+    # The class of a dict that a module of TensorFlow holds is dict, and its type is a wrapper.
+    return structure.__class__(**dict(zip(names, values, strict=True)))
 
 
 def _names(nest: Any) -> list[str] | None:

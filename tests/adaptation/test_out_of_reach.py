@@ -1,0 +1,191 @@
+"""Parts of a posterior that draws may miss: they are found, and draws that come there settle it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+from scipy import stats
+
+import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.adaptation import kernel_selector, target_driver
+from tfp_sgmcmc.adaptation.out_of_reach import (
+    FarMass,
+    Place,
+    beyond,
+    far_mass,
+    other_mode,
+)
+from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
+from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
+from tfp_sgmcmc.diagnostics.weighted_sample import (
+    Proposal,
+    WeightedSample,
+    fit_weighted_sample,
+    weigh,
+)
+
+tfd = tfp.distributions
+NUM_DRAWS, NUM_SEEDS = 2000, 20
+
+
+def shelf(share: float, width: float, wide: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns the log density of N(0, I) and a share that is wide along the first entries."""
+
+    def log_prob(x: np.ndarray) -> np.ndarray:
+        narrow = stats.norm.logpdf(x).sum(axis=-1)
+        there = stats.norm.logpdf(x[..., :wide], 0, width).sum(axis=-1)
+        there += stats.norm.logpdf(x[..., wide:]).sum(axis=-1)
+        return np.logaddexp(np.log1p(-share) + narrow, np.log(share) + there)
+
+    return log_prob
+
+
+def normal_sample(
+    log_prob: Callable[[np.ndarray], np.ndarray], dim: int, seed: int
+) -> tuple[WeightedSample, np.random.Generator]:
+    rng = np.random.default_rng(seed)
+    return weigh(log_prob, Proposal(np.zeros(dim), np.eye(dim), 0.2), NUM_DRAWS, rng)[0], rng
+
+
+def odds(log_prob: Callable[[np.ndarray], np.ndarray], dim: int) -> np.ndarray:
+    """Returns the far mass relative to the mass that the proposal reaches, by seeds."""
+    found = [far_mass(log_prob, *normal_sample(log_prob, dim, i)) for i in range(NUM_SEEDS)]
+    return np.array([x.share / (1 - x.share) for x in found])
+
+
+def z_score(found: np.ndarray, expected: float) -> float:
+    return (found.mean() - expected) / (found.std(ddof=1) / NUM_SEEDS**0.5)
+
+
+def test_the_mass_on_a_shelf_is_unbiased() -> None:
+    """One entry: beside quadrature. False-alarm rate 3e-4 (t of 19 degrees of freedom at 4.4)."""
+    log_prob = shelf(0.1, 15.0, 1)
+    x = np.linspace(-150.0, 150.0, 300_001)[:, np.newaxis]
+    p, q = log_prob(x), Proposal(np.zeros(1), np.eye(1), 0.2).log_prob(x)
+    mass, far = np.exp(p) * (x[1] - x[0]), 0.1
+    for _ in range(5):  # the draws of q know the other mass
+        far = mass[p - q - np.log(1 - far) > np.log(30)].sum()
+    expected = far / (1 - far)
+    found = odds(log_prob, 1)
+    assert abs(z_score(found, expected)) < 4.4
+    assert abs(z_score(found, 1.5 * expected)) > 4.4  # the negative control
+
+
+@pytest.mark.parametrize(("dim", "wide", "width"), [(15, 15, 6.0), (20, 1, 20.0)])
+def test_the_mass_on_a_shelf_of_many_entries(dim: int, wide: int, width: float) -> None:
+    """Wide along all entries, or one: nearly all of the share is far. False-alarm rate 3e-4."""
+    found = odds(shelf(0.2, width, wide), dim)
+    least = 2 * stats.norm.sf(8.0 / width) if wide == 1 else 1.0  # of the shelf beyond 8
+    assert z_score(found, 0.2 / 0.8) < 4.4
+    assert z_score(found, 0.2 / 0.8 * least) > -4.4
+    assert found.min() > 0.05  # no seed misses it
+
+
+@pytest.mark.parametrize("law", [stats.norm(), stats.t(8), stats.gumbel_l()])
+def test_proposals_reach_all_of_what_they_fit(law: Any) -> None:
+    def log_prob(x: np.ndarray) -> np.ndarray:
+        return law.logpdf(x).sum(axis=-1)
+
+    rng = np.random.default_rng(0)
+    sample, _ = fit_weighted_sample(log_prob, np.zeros(3), np.eye(3), NUM_DRAWS, rng)
+    found = far_mass(log_prob, sample, rng)
+    assert found.share < 0.005 and found.is_small
+
+
+def test_a_small_share_that_is_wide_counts() -> None:
+    """One in a hundred draws with 15 times the deviation makes the variance 3.2 times as large."""
+    log_prob = shelf(0.01, 15.0, 1)
+    found = far_mass(log_prob, *normal_sample(log_prob, 1, 0))
+    assert found.share < 0.02 and not found.is_small
+
+
+def between(visits: int, far: float) -> np.ndarray:
+    """Returns draws `[1000, 4, 2]` near 0 that go to `far` and come back so many times."""
+    rng = np.random.default_rng(0)
+    draws = rng.standard_normal([1000, 4, 2])
+    for i in range(visits):
+        draws[10 + 20 * (i // 4) : 20 + 20 * (i // 4), i % 4, 0] += far
+    return draws
+
+
+def flat_target() -> Any:
+    return sgmcmc.MinibatchLogProb(
+        lambda x: -tf.reduce_sum(x**2, axis=-1) / 2,
+        lambda x, batch: 0 * x[..., :1] + 0 * batch,
+        np.zeros(2),
+    )
+
+
+@pytest.mark.parametrize("kind", ["mode", "far"])
+def test_draws_that_come_to_a_place_settle_it(kind: str) -> None:
+    target, center = flat_target(), tf.zeros([2], tf.float64)
+    if kind == "mode":
+        place = other_mode(target, center, np.array([30.0, 0.0]), 30.0, -1.0)
+    else:
+        sample, _ = normal_sample(shelf(0.1, 15.0, 1), 2, 0)
+        place = beyond(target, center, sample.proposal, FarMass(0.1, 20.0, 13.0))
+    assert place.flag.grade == "wrong" and "These chains" in place.flag
+    assert place.settled(between(100, 30.0)).grade == "note"
+    assert "25 % of the draws are there" in place.settled(between(100, 30.0))
+    for too_few in (between(0, 30.0), between(4, 30.0)):
+        assert place.settled(too_few) == place.flag
+
+
+def test_draws_need_not_come_back_from_where_nearly_all_is() -> None:
+    """A proposal deep in the neck of a funnel holds nearly nothing."""
+    sample, _ = normal_sample(shelf(0.1, 15.0, 1), 2, 0)
+    most, half = (
+        beyond(flat_target(), tf.zeros([2]), sample.proposal, FarMass(share, 20.0, 13.0))
+        for share in (1.0, 0.5)
+    )
+    there = between(0, 30.0) + 30
+    assert most.settled(there).grade == "note" and half.settled(there).grade == "wrong"
+    assert most.settled(between(0, 30.0)).grade == "wrong"
+
+
+def test_another_mode_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NUTS, which follows where no normal distribution fits, may stay near one mode too."""
+    law = tfd.MixtureSameFamily(
+        tfd.Categorical(probs=[0.6, 0.4]),
+        tfd.StudentT(1.0, np.float32([0.0, 60.0]), np.float32(1.0)),
+    )
+    reasons = []
+
+    def nuts(*args: Any) -> PreparedKernel:
+        reasons.append(next(x for x in args if isinstance(x, NotNearGaussian)))
+        z = np.zeros([4, 1], np.float32)
+        choices = Choices("NoUTurnSampler", {}, None, "pilot", z[0], None, z, 0, 0, {})
+        return PreparedKernel(None, None, None, choices, ())
+
+    monkeypatch.setattr(target_driver, "sample_nonquadratic", nuts)
+    start = tf.zeros([1])
+    log_prob = lambda x: tf.reduce_sum(law.log_prob(x), axis=-1)  # noqa: E731
+    settings = target_driver.TargetSettings(log_prob, start, None, None, 1000, 4, None, False)
+    prepared = settings.choose(tf.constant([0, 1]), preflight_check=False)
+    assert reasons and any("several modes" in flag for flag in prepared.flags)
+    near, both = np.random.default_rng(0).standard_cauchy([2, 1000, 4, 1]).astype(np.float32)
+    both += 60 * (np.arange(1000) % 10 < 4)[:, np.newaxis, np.newaxis]
+    grades = [
+        [flag.grade for flag in settings.settled(prepared, False, states)]
+        for states in (np.clip(near, -20, 20), np.clip(both, -20, 80))
+    ]
+    assert grades == [["wrong"], ["note"]]
+    assert [f.grade for f in settings.settled(prepared, True, both)] == ["wrong"]
+
+
+def test_a_shelf_leads_to_nuts() -> None:
+    """The weights of a normal distribution that is fitted to the peak alone look perfect."""
+    law = tfd.MixtureSameFamily(
+        tfd.Categorical(probs=np.array([0.9, 0.1])), tfd.Normal(np.zeros(2), np.array([1.0, 15.0]))
+    )
+    target = sgmcmc.MinibatchLogProb(
+        tf.zeros_like, lambda x, batch: law.log_prob(x)[..., tf.newaxis] + batch, np.zeros(1)
+    )
+    start = tf.constant(0.0, tf.float64)
+    selector = kernel_selector.KernelSelector(target, start, 4, tf.constant([0, 1]), False)
+    with pytest.raises(NotNearGaussian, match="wide draws find about"):
+        selector(1000)
+    assert [isinstance(place, Place) for place in selector.places] == [True]

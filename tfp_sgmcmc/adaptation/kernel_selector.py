@@ -1,0 +1,131 @@
+"""The choice of a kernel for a posterior near its mode."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc import random
+from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_at_mode, with_known_remedy
+from tfp_sgmcmc.adaptation.hamiltonian import TimedHMC
+from tfp_sgmcmc.adaptation.independent_draws import (
+    far_starts,
+    find_other_mode,
+    independent_draws,
+    value_and_gradient_of_z,
+)
+from tfp_sgmcmc.adaptation.langevin import LangevinSelector
+from tfp_sgmcmc.adaptation.noncentering import repeats_prior
+from tfp_sgmcmc.adaptation.out_of_reach import Place, other_mode
+from tfp_sgmcmc.adaptation.pilot import PilotRuns
+from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, prior_widths
+from tfp_sgmcmc.adaptation.settings import PreparedKernel
+from tfp_sgmcmc.internal.nest import State, flatten_events
+from tfp_sgmcmc.sampling.result import Flag
+from tfp_sgmcmc.targets import MinibatchLogProb
+
+_FEWEST_ENTRIES = 20_000  # N D; a gradient of fewer costs about what a step's operations cost
+
+
+class KernelSelector:
+    """Chooses kernel, minibatch and step for a posterior near its mode, and tries them in pilots.
+
+    Args:
+      problem: the target.
+      state: one unconstrained state to begin at.
+      num_chains: number of chains.
+      seed: the seed of all that is drawn before the run.
+      jit_compile: whether XLA compiles the steps.
+
+    Attributes:
+      places: parts of the posterior that draws may miss.
+    """
+
+    def __init__(
+        self,
+        problem: MinibatchLogProb,
+        state: State,
+        num_chains: int,
+        seed: tf.Tensor,
+        jit_compile: bool,
+    ):
+        self._problem, self._state = problem, state
+        flat = flatten_events(state, 0)
+        pilot_seed, self._noise_seed, self._mode_seed = random.split(seed, 3)
+        self._num_chains = num_chains
+        self._runs = PilotRuns(num_chains, flat.shape[0], flat.dtype, pilot_seed, jit_compile)
+        self._found: Coordinates | None = None
+        self.places: list[Place] = []
+
+    @property
+    def _flags(self) -> tuple[Flag, ...]:
+        return tuple(place.flag for place in self.places)
+
+    def __call__(self, num_results: int) -> PreparedKernel:
+        """Returns the cheapest kernel whose pilot was sound.
+
+        Raises:
+          NotNearGaussian: no mode with a usable curvature was found, or draws wander far from it.
+          ImproperError: the posterior has no finite integral.
+        """
+        self._found, self.places = None, []
+        try:
+            return self._select(num_results)
+        except NotNearGaussian as reason:
+            if reason.place is not None:
+                self.places.append(reason.place)
+            raise with_known_remedy(reason, self._found) from reason
+
+    def _select(self, num_results: int) -> PreparedKernel:
+        found = self._found = whiten_at_mode(self._problem, self._state)
+        if found.factor is None:  # too many parameters to search from the prior's widths
+            return self.with_all_examples(num_results)
+        self._find_modes(found, found.factor)
+        seed = random.fold_in(self._mode_seed, 1).numpy()
+        options = self._runs, seed, num_results, self._num_chains, bool(self.places)
+        independent, found = independent_draws(self._problem, found, *options)
+        self._found = found
+        if independent is not None:
+            return dataclasses.replace(independent, flags=self._flags)
+        num_examples = self._problem.num_examples
+        is_small = num_examples * self._runs.dim < _FEWEST_ENTRIES
+        if is_small or repeats_prior(self._problem.bijector):
+            why = "each example's gradient would evaluate the prior of all effects"
+            if is_small:
+                why = f"a gradient of all {num_examples:,} examples costs no more than one of a few"
+            if num_examples > 1:
+                self._runs.dropped.append(
+                    f"UnderdampedLangevin with minibatches was not tried, because {why}."
+                )
+            return self.with_all_examples(num_results)
+        langevin = LangevinSelector(self._problem, found, self._runs, self._noise_seed)
+        prepared = langevin()
+        self._found = langevin.found
+        if prepared is None:
+            return self.with_all_examples(num_results)
+        return dataclasses.replace(prepared, flags=self._flags)
+
+    def with_all_examples(self, num_results: int) -> PreparedKernel:
+        """Returns HMC on all examples; raises NotNearGaussian if its pilot is not sound."""
+        if self._found is None:
+            raise NotNearGaussian("no mode was found")
+        hmc = TimedHMC(self._problem, self._found, self._runs)
+        return dataclasses.replace(hmc(num_results), flags=self._flags)
+
+    def _find_modes(self, found: Coordinates, factor: np.ndarray) -> None:
+        like, runs = found.center, self._runs
+        scale = np.diag(factor)  # no unit of a parameter matters
+        inverse = np.linalg.inv(factor / scale[:, np.newaxis]) / scale
+        first = flatten_events(self._state, 0).numpy() - flatten_events(like, 0).numpy()
+        widths = prior_widths(self._problem, like, np.sqrt((factor**2).sum(axis=-1)))
+        seed = self._mode_seed.numpy()
+        starts = far_starts(runs.dim, inverse @ first, inverse * widths, seed)
+        options = like, factor, runs.jit_compile
+        other = find_other_mode(value_and_gradient_of_z(self._problem, *options), starts)
+        if other is not None:
+            offset = factor @ other.z
+            self.places.append(
+                other_mode(self._problem, like, offset, other.distance, other.log_prob)
+            )
