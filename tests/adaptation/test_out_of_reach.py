@@ -189,3 +189,41 @@ def test_a_shelf_leads_to_nuts() -> None:
     with pytest.raises(NotNearGaussian, match="wide draws find about"):
         selector(1000)
     assert [isinstance(place, Place) for place in selector.places] == [True]
+
+
+@pytest.mark.parametrize(
+    ("share", "width", "is_kept"), [(1e-5, 1.0, False), (0.1, 1.0, True), (0.1, 0.1, True)]
+)
+def test_a_second_mode_counts_by_its_mass(share: float, width: float, is_kept: bool) -> None:
+    """A share of 1e-5, 20 deviations away, adds 0.4 % to the variance."""
+    law = tfd.MixtureSameFamily(
+        tfd.Categorical(probs=np.array([1 - share, share])),
+        tfd.Normal(np.array([0.0, 20.0]), np.array([1.0, width])),
+    )
+    target = sgmcmc.MinibatchLogProb(
+        tf.zeros_like, lambda x, batch: law.log_prob(x)[..., tf.newaxis] + batch, np.zeros(1)
+    )
+    start = tf.constant(0.0, tf.float64)
+    selector = kernel_selector.KernelSelector(target, start, 4, tf.constant([0, 1]), False)
+    found = kernel_selector.whiten_at_mode(target, start)
+    z, offset = np.array([19.9]), np.log(share / width / (1 - share))
+    at = kernel_selector.value_and_gradient_of_z(target, found.center, found.factor, False)
+    rough = kernel_selector.OtherMode(19.9, offset, z)
+    kept = selector._with_mass(found, found.factor, at, rough)
+    assert (kept is not None) == is_kept
+    if kept is not None:
+        np.testing.assert_allclose([kept.distance, kept.log_prob], [20.0, offset], rtol=1e-3)
+
+
+def test_a_climb_that_has_not_come_to_the_first_mode_is_no_other_one() -> None:
+    """It is on the flat ridge of a logistic density, far from its mode."""
+    law = tfd.Logistic(np.float64(0.0), 1.0)
+    target = sgmcmc.MinibatchLogProb(
+        tf.zeros_like, lambda x, batch: law.log_prob(x)[..., tf.newaxis] + batch, np.zeros(1)
+    )
+    start = tf.constant(0.0, tf.float64)
+    selector = kernel_selector.KernelSelector(target, start, 4, tf.constant([0, 1]), False)
+    found = kernel_selector.whiten_at_mode(target, start)
+    at = kernel_selector.value_and_gradient_of_z(target, found.center, found.factor, False)
+    rough = kernel_selector.OtherMode(5.0, -3.0, np.array([5.0]))
+    assert selector._with_mass(found, found.factor, at, rough) is None

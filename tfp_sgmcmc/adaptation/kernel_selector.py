@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -11,6 +12,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_at_mode, with_known_remedy
 from tfp_sgmcmc.adaptation.hamiltonian import TimedHMC
 from tfp_sgmcmc.adaptation.independent_draws import (
+    OtherMode,
     far_starts,
     find_other_mode,
     independent_draws,
@@ -25,7 +27,11 @@ from tfp_sgmcmc.adaptation.settings import PreparedKernel
 from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.targets import MinibatchLogProb
+from tfp_sgmcmc.targets.laplace.newton import newton_ascent
+from tfp_sgmcmc.targets.laplace.quadratic import hessian_products
 
+_MOST_STEPS, _SAME = 50, 1.0  # of Newton's method, and deviations between two ends at one mode
+_HARDLY_WIDER = 0.05  # what a second mode adds to a variance that is as good as nothing
 _FEWEST_ENTRIES = 20_000  # N D; a gradient of fewer costs about what a step's operations cost
 
 
@@ -123,9 +129,51 @@ class KernelSelector:
         seed = self._mode_seed.numpy()
         starts = far_starts(runs.dim, inverse @ first, inverse * widths, seed)
         options = like, factor, runs.jit_compile
-        other = find_other_mode(value_and_gradient_of_z(self._problem, *options), starts)
+        at = value_and_gradient_of_z(self._problem, *options)
+        other = find_other_mode(at, starts)
+        if other is not None:
+            other = self._with_mass(found, factor, at, other)
         if other is not None:
             offset = factor @ other.z
             self.places.append(
                 other_mode(self._problem, like, offset, other.distance, other.log_prob)
             )
+
+    def _with_mass(
+        self,
+        found: Coordinates,
+        factor: np.ndarray,
+        at: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+        other: OtherMode,
+    ) -> OtherMode | None:
+        """Returns another mode as Newton's method finds it, or None if it hardly has any mass.
+
+        A climb along a ridge ends where the ridge is flat, and may be far from any mode. Laplace's
+        approximations tell the masses of both modes, by their heights and curvatures. If the second
+        adds less than 5 % to the variance along the line between them, or if the ascent ends at the
+        first, draws lose nothing without it. If it ends at no mode, the mode stays as it is.
+        """
+        flat = flatten_events(found.center, 0).numpy()
+        products = hessian_products(self._problem, found.center)
+
+        def derivatives(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            there = products.matrices((flat + factor @ z).astype(flat.dtype))
+            return factor.T @ there.posterior @ factor, factor.T @ there.gradient
+
+        def log_prob(z: np.ndarray) -> float:
+            return float(at(z[np.newaxis])[0][0])
+
+        resolution = float(np.finfo(flat.dtype).eps)
+        try:
+            ascent = newton_ascent(log_prob, derivatives, other.z, _MOST_STEPS, resolution)
+        except (LookupError, NotImplementedError):  # the functions have no second derivatives
+            return other
+        if ascent is None or not ascent.is_mode:
+            return other
+        distance, first = float(np.linalg.norm(ascent.theta)), 0 * other.z
+        rise = ascent.log_prob - log_prob(first)
+        log_dets = [np.linalg.slogdet(derivatives(z)[0])[1] for z in (first, ascent.theta)]
+        ratio = np.exp(min(rise + (log_dets[0] - log_dets[1]) / 2, 0.0))
+        if distance < _SAME or ratio * distance**2 < _HARDLY_WIDER:
+            return None
+        return OtherMode(distance, rise, ascent.theta)
