@@ -23,6 +23,7 @@ _MOST_SHARE = 0.02  # of the posterior where proposals hardly come
 _MOST_SPREAD = 0.2  # what it adds to variances, so that standard deviations are 10 % too small
 _LEAST_VISITS = 30  # of a place whose share of the posterior is not known
 _FEWEST_VISITS, _NOTED_SHARE = 5, 0.02  # of others, and the error of the share that is accepted
+_NOTED_DEVIATION = 0.05  # the relative error of a standard deviation that is accepted
 _LEAST_TIME = 0.25  # that draws spend beyond a distance, of what they should
 
 
@@ -106,11 +107,13 @@ class FarMass(NamedTuple):
       share: the share of the posterior that it holds.
       spread: what it adds to the variances of the proposal, on average over all directions.
       distance: half of it is farther from the proposal's mean, in its standard deviations.
+      widest: what it adds to the variance along the direction where that is most.
     """
 
     share: float
     spread: float
     distance: float
+    widest: float
 
     @property
     def is_small(self) -> bool:
@@ -173,13 +176,14 @@ def far_mass(
     mass = np.exp(np.minimum(log_ratio + log_q - log_mixture, _MOST_LOG)) / len(draws)
     mass = np.where(log_ratio > np.log(_RARE), mass, 0.0)
     if not (total := mass.sum()) > 0:
-        return FarMass(0.0, 0.0, np.inf)
+        return FarMass(0.0, 0.0, np.inf, 0.0)
     distances = np.linalg.norm(z, axis=1)
     order = np.argsort(distances)
     middle = np.searchsorted(mass[order].cumsum(), total / 2)
     distance = distances[order[min(middle, len(z) - 1)]]
     share, spread = total / (1 + total), mass @ distances**2 / dim
-    return FarMass(float(share), float(spread), float(distance))
+    widest = np.linalg.eigvalsh(z.T @ (mass[:, np.newaxis] * z))[-1]
+    return FarMass(float(share), float(spread), float(distance), float(widest))
 
 
 def _whitened(x: np.ndarray, proposal: Proposal) -> np.ndarray:
@@ -235,13 +239,18 @@ def beyond(problem: MinibatchLogProb, center: State, proposal: Proposal, far: Fa
 
     clause = str(far)
     missed = (
-        "These chains hardly come there.",
+        "These chains come there too rarely to tell how much is there.",
         "Compare with chains that begin there. ReplicaExchangeSGLD moves between far places.",
     )
     cause = f"{clause[0].upper()}{clause[1:]}."
     bijector = parameters_bijector(problem.bijector, center)
     # With v visits, the share of the time there is known to about 1 / sqrt(v) of itself.
-    visits = max(_FEWEST_VISITS, (far.share / 2 / _NOTED_SHARE) ** 2)
+    of_deviation = far.widest / 2 / (1 + far.widest)
+    visits = max(
+        _FEWEST_VISITS,
+        (far.share / 2 / _NOTED_SHARE) ** 2,
+        (of_deviation / _NOTED_DEVIATION) ** 2,
+    )
     if far.share >= 1 - _MOST_SHARE:  # chains need not leave it
         visits = 0.0
     return Place(cause, missed, is_there, _LEAST_TIME * far.share / 2, visits, bijector)
