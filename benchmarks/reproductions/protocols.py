@@ -92,7 +92,6 @@ PROTOCOLS: dict[str, Protocol] = {
     "growing_batch_mnist": Protocol(
         "section 4.2, figure 3: 60,000 and 10,000 images, prior N(0, I), growth 1.1, constant size "
         "10, mean of 20 runs",
-        absent=("the stochastic method is ahead at first, as it needs another full run",),
         chosen=("step sizes, here 8e-6 to 4e-6", "the number of steps, here 300"),
     ),
     "sgfs_ellipses": Protocol(

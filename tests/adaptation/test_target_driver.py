@@ -460,6 +460,7 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         request.addfinalizer(patch.undo)
     folder = tmp_path_factory.mktemp("automatic") / "run"
     options: dict[str, Any] = {"seed": 3, "progress_bar": False, "directory": folder}
+    options["min_ess"] = 200  # of 800 draws, whose effective sizes are known to a fifth
     options["jit_compile"] = False  # compiling takes longer than these steps
     first = sgmcmc.sample(regression(), tf.zeros([3]), 200, **options)
     assert first.num_results == 200
