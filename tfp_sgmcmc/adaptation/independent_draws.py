@@ -212,10 +212,8 @@ def independent_draws(
         if normal is not None and normal.converged:
             found = whiten_by_normal(problem, found, normal.mean, normal.factor)
         return None, found
-    missed = None
-    if not has_other_mode:
-        missed = place_beyond(problem, found.center, log_prob_fn, sample, rng)
-    if missed is not None:
+    beyond = problem, found.center, log_prob_fn, sample, rng
+    if not has_other_mode and (missed := place_beyond(*beyond)) is not None:
         place, far = missed
         raise NotNearGaussian(str(far), place=place)
     proposal, steps = sample.proposal, sample.autocorrelation_times.max()  # for a draw

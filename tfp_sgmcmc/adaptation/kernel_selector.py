@@ -164,16 +164,13 @@ class KernelSelector:
             return float(at(z[np.newaxis])[0][0])
 
         resolution = float(np.finfo(flat.dtype).eps)
-        try:
-            ascent = newton_ascent(log_prob, derivatives, other.z, _MOST_STEPS, resolution)
-        except (LookupError, NotImplementedError):  # the functions have no second derivatives
-            return other
+        ascent = newton_ascent(log_prob, derivatives, other.z, _MOST_STEPS, resolution)
         if ascent is None or not ascent.is_mode:
             return other
-        distance, first = float(np.linalg.norm(ascent.theta)), 0 * other.z
-        rise = ascent.log_prob - log_prob(first)
-        log_dets = [np.linalg.slogdet(derivatives(z)[0])[1] for z in (first, ascent.theta)]
-        ratio = np.exp(min(rise + (log_dets[0] - log_dets[1]) / 2, 0.0))
+        distance = float(np.linalg.norm(ascent.theta))
+        rise = ascent.log_prob - log_prob(0 * other.z)
+        log_det = np.linalg.slogdet(derivatives(ascent.theta)[0])[1]  # it is 0 at the first mode
+        ratio = np.exp(min(rise - log_det / 2, 0.0))
         if distance < _SAME or ratio * distance**2 < _HARDLY_WIDER:
             return None
         return OtherMode(distance, rise, ascent.theta)

@@ -49,7 +49,7 @@ class Place:
 
     @property
     def flag(self) -> Flag:
-        """What is wrong with draws that miss it."""
+        """The flag of draws that miss it."""
         return Flag("wrong", f"{self.cause} {self.missed[0]}", self.missed[1])
 
     def settled(self, states: Any) -> Flag:
@@ -161,7 +161,7 @@ def far_mass(
     z[1] += (scales - 1) * (z[1] * lines).sum(axis=1, keepdims=True) * lines
     wide = z.reshape(-1, dim)
     draws = np.concatenate([sample.draws, mean + wide @ factor.T])
-    z = np.concatenate([_whitened(sample.draws, sample.proposal), wide])
+    z = np.concatenate([sample.proposal.whitened(sample.draws), wide])
     log_q = sample.proposal.log_prob(draws)
     with np.errstate(all="ignore"):
         log_probs = log_prob_fn(draws[len(sample.draws) :]).astype(np.float64)
@@ -184,14 +184,6 @@ def far_mass(
     share, spread = total / (1 + total), mass @ distances**2 / dim
     widest = np.linalg.eigvalsh(z.T @ (mass[:, np.newaxis] * z))[-1]
     return FarMass(float(share), float(spread), float(distance), float(widest))
-
-
-def _whitened(x: np.ndarray, proposal: Proposal) -> np.ndarray:
-    """Returns z of rows, in deviations of a proposal."""
-    scale = np.diag(proposal.factor)  # no unit of a parameter matters
-    return np.linalg.solve(
-        proposal.factor / scale[:, np.newaxis], ((x - proposal.mean) / scale).T
-    ).T
 
 
 def _wide_log_probs(z: np.ndarray, along: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -234,7 +226,7 @@ def beyond(problem: MinibatchLogProb, center: State, proposal: Proposal, far: Fa
     """
 
     def is_there(draws: np.ndarray) -> np.ndarray:
-        z = _whitened(draws.reshape(-1, draws.shape[-1]), proposal)
+        z = proposal.whitened(draws.reshape(-1, draws.shape[-1]))
         return (np.linalg.norm(z, axis=1) > far.distance).reshape(draws.shape[:-1])
 
     clause = str(far)

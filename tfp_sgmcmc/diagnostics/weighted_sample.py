@@ -34,12 +34,16 @@ class Proposal(NamedTuple):
     factor: np.ndarray
     tail_share: float
 
-    def log_prob(self, x: np.ndarray) -> np.ndarray:
+    def whitened(self, x: np.ndarray) -> np.ndarray:
+        """Returns z of x = mean + L z, `[S, D]`."""
         scale = np.diag(self.factor)[:, np.newaxis]  # no unit of a parameter matters
-        z = ((x - self.mean) / scale.T) @ np.linalg.inv(self.factor / scale).T
-        share, square = tf.constant(self.tail_share, tf.float64), np.einsum("si,si->s", z, z)
-        found = defensive_normal_log_prob_at(tf.constant(square), len(self.mean), share)
-        return found.numpy() - np.log(scale).sum()
+        return ((x - self.mean) / scale.T) @ np.linalg.inv(self.factor / scale).T
+
+    def log_prob(self, x: np.ndarray) -> np.ndarray:
+        z, share = self.whitened(x), tf.constant(self.tail_share, tf.float64)
+        square = tf.constant(np.einsum("si,si->s", z, z))
+        found = defensive_normal_log_prob_at(square, len(self.mean), share)
+        return found.numpy() - np.log(np.diag(self.factor)).sum()
 
     def sample(self, num_draws: int, rng: np.random.Generator) -> np.ndarray:
         """Returns antithetic draws, `[num_draws, D]`: the second half mirrors the first."""

@@ -438,7 +438,7 @@ def test_recurrent_layers_with_a_state_are_refused(make):
 
 @pytest.mark.filterwarnings("ignore:(.|\n)*structure of `inputs` doesn't match")
 def test_inputs_that_keras_would_confuse_are_told_before_the_first_step():
-    """Of three arrays in a dict it takes the first two, whatever their names are."""
+    """It takes the first two of three arrays in a dict, whatever their names are."""
     b, c = keras.Input([2], name="b"), keras.Input([2], name="c")
     model = keras.Model({"b": b, "c": c}, keras.layers.Dense(1)(b - c))
     model.compile(loss=unit_normal)

@@ -146,9 +146,9 @@ def _smallest(parts: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     forms = [[a.shape[1:] for a in internals.array_leaves(part[2])] for part in parts]
     if not parts or any(form != forms[0] for form in forms):
         return []
-    hashes, *others = zip(*parts, strict=True)
-    order = np.argsort(np.concatenate(hashes), kind="stable")[:_CANDIDATES]
-    return [_taken((np.concatenate(hashes), *map(_joined, others)), order)]
+    hashes, *others = map(_joined, zip(*parts, strict=True))
+    order = np.argsort(hashes, kind="stable")[:_CANDIDATES]
+    return [_taken((hashes, *others), order)]
 
 
 def _row_weights(weights: Sequence[np.ndarray], num_rows: int) -> np.ndarray:

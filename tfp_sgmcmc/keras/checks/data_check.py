@@ -69,9 +69,9 @@ def cause_in_data(model: keras.Model, source: Source) -> str | None:
 
 def _wrong_labels(model: keras.Model, batch: Any) -> str:
     """Returns which labels of a batch are out of range, in words; empty if there are none."""
-    x = internals.map_arrays(lambda a: a[:1], batch[0])
+    outputs = _outputs(model, internals.map_arrays(lambda a: a[:1], batch[0]))
     try:
-        compiled_loss.check_labels(model, batch[1], _outputs(model, x))
+        compiled_loss.check_labels(model, batch[1], outputs)
     except ValueError as error:
         return f"In a batch, {error}"
     return ""
