@@ -7,13 +7,15 @@ It needs NumPy and JAX alone, and takes JAX's default device. The first call beg
 does. Each further call goes on from the one before, so that the draws of all calls are one chain.
 It prints the seconds that compiling took, and microseconds a step of each call but the first. The
 output has what the calls kept as `kept_i`, `[num_results * calls, ...]`: first the parts of the
-state, then step sizes. With `--seconds` it prints for each file the median of three calls, each of
-as many steps to its first draw as take so long.
+state, then step sizes. It also has the `seconds` of the calls, and the name of the `device`. An
+interrupt ends the chain after the calls that are done. With `--seconds` it prints for each file the
+median of three calls, each of as many steps to its first draw as take so long.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import time
@@ -95,21 +97,25 @@ def _compiled(stablehlo: bytes, device: Any) -> Callable[[list[Any]], list[Any]]
     return run
 
 
-def run(path: Path, calls: int) -> dict[str, np.ndarray]:
-    """Runs a file, prints how long that took, and returns the draws of all calls."""
+def run(path: Path, calls: int, may_be_infinite: bool = False) -> dict[str, np.ndarray]:
+    """Runs a file, prints how long that took, and returns the draws and seconds of all calls."""
     program = Program(path)
     print(f"{program.device}: compiled in {program.seconds_to_compile:.1f} s")
     kept: list[list[np.ndarray]] = []
-    for call in range(calls):
-        began = time.perf_counter()
-        outputs, steps = program()
-        seconds = time.perf_counter() - began
-        if not bool(outputs["is_finite"]):
-            raise ValueError(f"{path}: the draws of call {call} are not finite.")
-        kept.append([np.asarray(outputs[n]) for n in outputs if n.startswith("kept_")])
-        note = " (first call)" if call == 0 else ""
-        print(f"call {call}: {steps} steps, {1e6 * seconds / steps:.2f} us a step{note}")
-    return {f"kept_{i}": np.concatenate(x) for i, x in enumerate(zip(*kept, strict=True))}
+    times: list[float] = []
+    with contextlib.suppress(KeyboardInterrupt):
+        for call in range(calls):
+            began = time.perf_counter()
+            outputs, steps = program()
+            seconds = time.perf_counter() - began
+            if not may_be_infinite and not bool(outputs["is_finite"]):
+                raise ValueError(f"{path}: the draws of call {call} are not finite.")
+            kept.append([np.asarray(outputs[n]) for n in outputs if n.startswith("kept_")])
+            times.append(seconds)
+            note = " (first call)" if call == 0 else ""
+            print(f"call {call}: {steps} steps, {1e6 * seconds / steps:.2f} us a step{note}")
+    draws = {f"kept_{i}": np.concatenate(x) for i, x in enumerate(zip(*kept, strict=True))}
+    return {**draws, "seconds": np.array(times), "device": np.array(program.device)}
 
 
 def time_step(path: Path, seconds: float) -> None:
@@ -133,6 +139,9 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=5, help="how often the program is run")
     parser.add_argument("--output", type=Path, help="where the draws go")
     parser.add_argument("--seconds", type=float, help="times the files in calls of so long")
+    parser.add_argument(
+        "--may-be-infinite", action="store_true", help="goes on where a chain is infinite"
+    )
     arguments = parser.parse_args()
     if arguments.seconds is not None:
         for path in arguments.paths:
@@ -140,7 +149,7 @@ def main() -> None:
         return
     if len(arguments.paths) > 1:
         parser.error("several files need --seconds")
-    draws = run(arguments.paths[0], arguments.calls)
+    draws = run(arguments.paths[0], arguments.calls, arguments.may_be_infinite)
     if arguments.output is not None:
         np.savez(arguments.output, allow_pickle=False, **draws)
 

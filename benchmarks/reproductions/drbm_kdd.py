@@ -25,8 +25,10 @@ lambda = 1 a pass took 712 seconds, where SGLD took 3.3 and SGFS-d 6.3, and the 
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -37,6 +39,7 @@ import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line, drbm, drbm_sums
 from benchmarks.common.chains import compiled
 from benchmarks.common.second_half import wrong_so_far
+from benchmarks.reproductions import drbm_kdd_programs
 from benchmarks.reproductions.drbm_hmc import repeated
 from benchmarks.reproductions.experiment import UNDECIDED, Claim, Experiment, main, subplots
 
@@ -70,23 +73,26 @@ def sgfs(target: Any, rates: tf.Tensor, covariance: str) -> sgmcmc.SGFS:
     return sgmcmc.SGFS(target, epsilon, covariance=covariance, num_estimation_steps=0)
 
 
-def scaled_sgfs(target: Any, alphas: tf.Tensor) -> sgmcmc.SGFS:
-    """Returns SGFS-d with B = gamma N V and, as in the paper, the current minibatch in V."""
-    covariance = sgmcmc.covariance.Diag(sgmcmc.covariance.RunningMean(), include_current=True)
+def scaled_sgfs(target: Any, alphas: tf.Tensor, form: Any) -> sgmcmc.SGFS:
+    """Returns SGFS with B = gamma N V and, as in the paper, the current minibatch in V."""
+    covariance = form(sgmcmc.covariance.RunningMean(), include_current=True)
     return sgmcmc.SGFS(
         target, B="scaled_fisher", alpha=alphas, covariance=covariance, num_estimation_steps=200
     )
 
 
-SCALED = "SGFS-d, B = gamma N V"
+SCALED, SCALED_FULL = "SGFS-d, B = gamma N V", "SGFS-f, B = gamma N V"
 METHODS = {
     "SGD": Method(functools.partial(sgld, temperature=0.0), (0.1, 0.3, 1.0)),
     "SGLD": Method(sgld, (0.1, 0.3, 1.0)),
     "SGFS-d": Method(functools.partial(sgfs, covariance="diag"), (10.0, 30.0, 100.0)),
-    SCALED: Method(scaled_sgfs, (8.95, 20.0, 40.0)),
+    SCALED: Method(functools.partial(scaled_sgfs, form=sgmcmc.covariance.Diag), (8.95, 20.0, 40.0)),
     "SGFS-f": Method(functools.partial(sgfs, covariance="full"), (3.0, 10.0, 30.0), 2),
+    SCALED_FULL: Method(
+        functools.partial(scaled_sgfs, form=sgmcmc.covariance.Full), (8.95, 20.0, 40.0), 2
+    ),
 }
-FULL = tuple(name for name in METHODS if name != "SGFS-f")
+FULL = tuple(name for name in METHODS if not name.startswith("SGFS-f"))
 
 
 class Row(NamedTuple):
@@ -100,6 +106,7 @@ class Row(NamedTuple):
     wrong: np.ndarray  # which test rows are wrong there, [records, rows]
     seconds: float  # seconds of all passes of one chain
     num_test: int  # number of test rows
+    device: str = "CPU"
 
 
 def run(
@@ -109,6 +116,8 @@ def run(
     num_hidden: int = 41,
     num_rows: int = 0,
     methods: tuple[str, ...] = FULL,
+    programs: str = "",
+    write: bool = False,
     seed: int = 0,
 ) -> list[Row]:
     """Runs the methods.
@@ -119,6 +128,8 @@ def run(
       num_hidden: H.
       num_rows: rows of all parts together, 0 for all.
       methods: names of the methods.
+      programs: folder of programs with their draws, which are read in place of running chains.
+      write: writes the programs, and runs nothing.
       seed: seed of the split, the start and the chains.
     """
     data = datasets.kddcup99(test_fraction=0.1, encoding="integer", seed=seed)
@@ -135,16 +146,26 @@ def run(
         return wrong_so_far(p, y) if is_sampler else (p.argmax(axis=-1) != y).astype(np.float32)
 
     parts = {"validation": slice(held_out), "test": slice(held_out, 2 * held_out)}
+
+    def kernel_of(name: str) -> Any:
+        target = with_scores if name.startswith("SGFS-f") else with_sums
+        return METHODS[name].kernel(target, tf.constant(METHODS[name].settings, tf.float32))
+
+    if write:
+        kernels = {name: kernel_of(name) for name in methods}
+        drbm_kdd_programs.write(Path(programs), kernels, repeated(start, 3), every, STATES_A_PASS)
+        sys.exit(f"The programs are in {programs}.")
     found = []
     for name in methods:
-        method = METHODS[name]
-        settings = np.array(method.settings, np.float32)
-        target = with_scores if name == "SGFS-f" else with_sums
-        num_states = min(num_passes, method.most_passes or num_passes) * STATES_A_PASS
-        kernel = method.kernel(target, tf.constant(settings))
-        states, seconds = timed_states(
-            kernel, repeated(start, len(settings)), every, num_states, seed
-        )
+        settings, most_passes = METHODS[name].settings, METHODS[name].most_passes
+        if programs:
+            num_states = num_passes * STATES_A_PASS
+            states, seconds, device = drbm_kdd_programs.read(Path(programs), name, num_states)
+        else:
+            num_states = min(num_passes, most_passes or num_passes) * STATES_A_PASS
+            chains = repeated(start, len(settings))
+            states, seconds = timed_states(kernel_of(name), chains, every, num_states, seed)
+            device = "CPU"
         wrong = {
             part: [
                 wrong_rows([x[:, i] for x in states], name != "SGD", rows)
@@ -157,13 +178,14 @@ def run(
         found.append(
             Row(
                 name,
-                method.settings[chosen],
-                dict(zip(method.settings, map(float, validation), strict=True)),
+                settings[chosen],
+                dict(zip(settings, map(float, validation), strict=True)),
                 np.arange(1, num_states + 1) * every * batch_size / train,
                 wrong["test"][chosen].mean(axis=1),
                 wrong["test"][chosen],
                 seconds / len(settings),
                 held_out,
+                device,
             )
         )
     return found
@@ -216,11 +238,11 @@ def claims(found: list[Row]) -> list[Claim]:
                     f"one start, the 10 % file, and equal passes{unknown}",
                 )
             )
-    if SCALED in by_name:
-        row = by_name[SCALED]
+    for name in filter(by_name.__contains__, (SCALED, SCALED_FULL)):
+        row = by_name[name]
         result.append(
             Claim(
-                "SGFS-d with B = gamma N V, the paper's choice, from the same random start",
+                f"{name}, the paper's choice, from the same random start",
                 f"after {row.passes[-1]:.1f} passes an error of {row.test[-1]:.5f} at alpha = "
                 f"{row.setting:g}; validation errors {_by_setting(row)}",
                 None,

@@ -362,14 +362,16 @@ class CovarianceEstimator(abc.ABC):
     ) -> tuple[NoiseCovariance, CovarianceState]:
         """Prepares solutions with diag(shift) + scale matrix, after `evaluate` returned `matrix`.
 
-        The solver `"lagged_cholesky"` inverts this sum every `refactor_every` steps, and
-        preconditions conjugate gradients by the last inverse. Other solvers need no preparation.
+        The solver `"lagged_cholesky"` inverts this sum every `refactor_every` steps and, because
+        averages change fast at first, at steps 1, 2, 4, 8, ... It preconditions conjugate gradients
+        by the last inverse. Other solvers need no preparation.
         `shift` and `scale` have the forms that `NoiseCovariance.solve` takes.
         """
         if not own.inverses:
             return matrix, own
+        is_power_of_two = tf.bitwise.bitwise_and(own.step, own.step - 1) == 0
         inverses = tf.cond(
-            (own.step - 1) % self.solver.refactor_every == 0,
+            is_power_of_two | ((own.step - 1) % self.solver.refactor_every == 0),
             lambda: matrix.inverses(shift, scale),
             lambda: list(own.inverses),
         )

@@ -131,6 +131,21 @@ def chebyshev_sqrt(
     return series[..., :1] * vector + mapped(x) - last
 
 
+def _inverse(matrix: tf.Tensor) -> tf.Tensor:
+    """Returns the inverse of positive definite matrices by a Cholesky factor.
+
+    `tf.linalg.inv` takes a QR decomposition in XLA, which is far slower. For a matrix that is not
+    positive definite in this precision, it returns the inverse of the diagonal.
+    """
+    eye = tf.eye(tf.shape(matrix)[-1], dtype=matrix.dtype)
+    factor = tf.linalg.cholesky(matrix)
+    root = tf.linalg.triangular_solve(factor, eye + tf.zeros_like(matrix))
+    found = tf.matmul(root, root, transpose_a=True)
+    is_finite = tf.reduce_all(tf.math.is_finite(found), axis=[-2, -1], keepdims=True)
+    diagonal = tf.linalg.diag(tf.math.reciprocal_no_nan(tf.linalg.diag_part(matrix)))
+    return tf.where(is_finite, found, diagonal)
+
+
 def _dot(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(x * y, axis=-1, keepdims=True)
 
@@ -328,7 +343,7 @@ class NoiseCovariance:
         for matrix, group in zip(self._matrices, self._groups, strict=True):
             flat = self._flat([self._broadcast(shift)[i] for i in group])
             if isinstance(matrix, DenseMatrix):
-                inverses.append(tf.linalg.inv(matrix.shifted(flat, scale)))
+                inverses.append(_inverse(matrix.shifted(flat, scale)))
         return inverses
 
     def sqrt_multiply(self, shift: Any, scale: Any, bound: Any, z: State) -> State:

@@ -136,8 +136,9 @@ def check_regular(
     is_fisher: bool,
     state: State,
     chain_ndims: int,
+    rank: int | None,
 ) -> None:
-    """Raises ValueError if the matrix of the first step must be singular."""
+    """Raises ValueError if the matrix of the first move, of at most that rank, is singular."""
     value = tf.get_static_value(rate)
     is_zero = value is not None and bool(np.any(value == 0))
     if is_zero and (target.noise_scale == 0 or target.becomes_exact):
@@ -146,16 +147,16 @@ def check_regular(
             "examples, which bring no noise. Received: alpha = 0. Use a positive alpha or a "
             "smaller minibatch."
         )
-    rows, parts = target.num_scores, tf.nest.flatten(state)
-    if rows is None or not (is_zero or is_fisher) or isinstance(covariance, Diag):
+    parts = tf.nest.flatten(state)
+    if rank is None or not (is_zero or is_fisher) or isinstance(covariance, Diag):
         return
     for group in covariance.groups(parts):
         size = num_entries([parts[i] for i in group], chain_ndims)
-        if rows <= size:
+        if rank < size:
             raise ValueError(
-                f"The target must give more than {size} scores, because with alpha = 0 or "
-                f"B = 'fisher' a matrix of {size} entries is solved with. Received: {rows} scores "
-                f"(its batch_size or num_groups), whose covariance has a rank of at most "
-                f"{rows - 1}. Use more scores, a positive alpha with another B, or "
-                "covariance='diag'."
+                f"The target's scores must span {size} dimensions, because with alpha = 0 or "
+                f"B = 'fisher' a matrix of {size} entries is solved with. Received: "
+                f"{target.num_scores} scores (its batch_size or num_groups), of which the first "
+                f"matrix has a rank of at most {rank}. Use more scores or more steps of "
+                "estimation, a positive alpha with another B, or covariance='diag'."
             )

@@ -59,6 +59,19 @@ class GradientNoise:
         slots = average.lag + len(average.weights) if isinstance(average, History) else math.inf
         return int(min(max(rule, 10), slots))
 
+    def largest_rank(self, given: int | None, state: State, chain_ndims: int) -> int | None:
+        """Returns the largest rank that Sigma can have at the first move, or None if not known.
+
+        A minibatch of n scores has a covariance of rank n - 1 at most, and those of the steps of
+        estimation are averaged.
+        """
+        if self._target.num_scores is None:
+            return None
+        minibatches = max(1, self.estimation_steps(given, state, chain_ndims))
+        if isinstance(average := self.covariance.average, History):
+            minibatches = min(minibatches, len(average.weights))
+        return minibatches * max(0, self._target.num_scores - 1)
+
     def _entries_by_score(self, state: State, chain_ndims: int) -> float:
         """Returns D / n for the largest matrix, where a diagonal counts as matrices of D = 1."""
         parts = tf.nest.flatten(state)

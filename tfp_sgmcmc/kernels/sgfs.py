@@ -127,8 +127,8 @@ class SGFS(StochasticGradientKernel):
         is unknown; the target gives no scores. At bootstrap: the state is not finite; there are
         fewer than two scores; `"block"` is given for a state of one part; B has the wrong size;
         with alpha = 0 there is no minibatch noise (to the end); or, with alpha = 0 or a B that is a
-        multiple of V and another covariance than `"diag"`, scores are not more than entries, so the
-        first matrix is singular.
+        multiple of V and another covariance than `"diag"`, the scores of the steps of estimation are
+        too few for a matrix of full rank.
       TypeError: the target is not callable. At bootstrap: the state is not floating.
 
     References:
@@ -226,7 +226,13 @@ class SGFS(StochasticGradientKernel):
         self._injected(rate, step, state, chain_ndims, rate)
         is_fisher = isinstance(self._parameters["B"], str)
         fisher_noise.check_regular(
-            self._noise.covariance, self._target, rate, is_fisher, state, chain_ndims
+            self._noise.covariance,
+            self._target,
+            rate,
+            is_fisher,
+            state,
+            chain_ndims,
+            self._noise.largest_rank(self._parameters["num_estimation_steps"], state, chain_ndims),
         )
         return SGFSResults(
             **self._first_figures(state, zeros, epsilon, temperature),
