@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -109,13 +110,17 @@ def save(
     for name_of_folder in {"--folder", "--keep"}.intersection(options):
         at = options.index(name_of_folder)
         del options[at : at + 2]
+    if "--programs" in options:
+        options[options.index("--programs") + 1] = "FOLDER"
     form = ["--quick"] if quick else []
     record = {
         "paper": experiment.paper,
         "figure": experiment.figure,
         "title": experiment.title,
         "description": inspect.cleandoc(description or ""),
-        "command": " ".join(["python -m", f"benchmarks.reproductions.{name}", *form, *options]),
+        "command": shlex.join(
+            ["python", "-m", f"benchmarks.reproductions.{name}", *form, *options]
+        ),
         "form": ("quick" if quick else "full") + " with options" * bool(options),
         "seconds": seconds,
         "date": time.strftime("%Y-%m-%d"),

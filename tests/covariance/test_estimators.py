@@ -22,6 +22,7 @@ from tfp_sgmcmc.covariance import (
     as_covariance,
 )
 from tfp_sgmcmc.covariance.estimators import KINDS
+from tfp_sgmcmc.covariance.matrices import inverse_or_diagonal
 from tfp_sgmcmc.internal import memory
 
 GENERATOR = np.random.default_rng(0)
@@ -178,7 +179,7 @@ def test_full_forms_one() -> None:
 
 
 def test_lagged_cholesky_factorises_every_k_steps_and_is_exact_in_between() -> None:
-    """Inverses belong to the systems of steps 0, 3, 6; solutions belong to each step."""
+    """Inverses belong to the systems of steps 0, 1, 3, 6 and 7; solutions belong to each step."""
     estimator = Block(RunningMean(0.5), solver=Solver("lagged_cholesky", refactor_every=3))
     like = tensors(draw(2))
     own = estimator.init(like, 1, ROWS)
@@ -193,10 +194,17 @@ def test_lagged_cholesky_factorises_every_k_steps_and_is_exact_in_between() -> N
         found = sigma.solve(0.5, tf.constant(scale), tensors(v))
         expected = np.linalg.solve(matrix, flat(v, 1)[..., np.newaxis])[..., 0]
         np.testing.assert_allclose(flat(found, 1), expected, rtol=1e-8, atol=1e-9)
-        if step % 3 == 0:
+        if step % 3 == 0 or step + 1 in (2, 4, 8):
             inverses = [np.linalg.inv(matrix[:, p, p]) for p in PLACES]
         for inverse, right in zip(own.inverses, inverses, strict=True):
             np.testing.assert_allclose(inverse, right, rtol=1e-9, atol=1e-11)
+
+
+def test_a_singular_matrix_is_preconditioned_by_its_diagonal() -> None:
+    """No Cholesky factor of it exists, so its inverse would make every solution NaN."""
+    singular = tf.constant([[[1.0, 2.0], [2.0, 1.0]], [[2.0, 0.0], [0.0, 4.0]]], tf.float64)
+    expected = [[[1.0, 0.0], [0.0, 1.0]], [[0.5, 0.0], [0.0, 0.25]]]
+    np.testing.assert_allclose(inverse_or_diagonal(singular), expected, rtol=1e-12)
 
 
 def test_names_and_estimators() -> None:

@@ -256,6 +256,20 @@ def test_solvers_agree(B: Any, alpha: float) -> None:
     np.testing.assert_allclose(moved[2], moved[0], rtol=1e-6)
 
 
+def test_steps_of_estimation_count_for_the_rank_of_the_first_matrix() -> None:
+    """Three scores have a rank of two, those of two steps of four."""
+    target, state = MODEL.target(3, tf.float64), tf.constant(START)
+    averages = sgmcmc.covariance
+    last = averages.Full(averages.History(1))
+    for options in ({"num_estimation_steps": 0}, {"num_estimation_steps": 2, "covariance": last}):
+        kernel = sgmcmc.SGFS(target, alpha=0.0, **options)
+        with pytest.raises(ValueError, match="must span 3 dimensions.*Received: 3 scores.*most 2"):
+            kernel.bootstrap_results(state)
+    kernel = sgmcmc.SGFS(target, alpha=0.0, num_estimation_steps=2)
+    moved = take(kernel, target, state, 3)[-1].moved
+    assert np.isfinite(moved).all()
+
+
 def test_one_chain_without_chain_dimensions_and_a_dict() -> None:
     """`tf.vectorized_map` computes the scores."""
     target = make_target(parts=True, score_fn=None, chunk_size=BATCH)

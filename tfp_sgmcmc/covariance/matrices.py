@@ -30,14 +30,17 @@ class Solver(NamedTuple):
       method: `"cg"`: conjugate gradients, preconditioned by the diagonal of the matrix.
         `"cholesky"`: a factorisation at each solve (`full` and `block`). `"lagged_cholesky"`:
         conjugate gradients, preconditioned by an inverse that is computed every `refactor_every`
-        steps (`full` and `block`); as exact as `"cg"`, in few iterations. `"woodbury"`: a
-        factorisation of the size of the kept rows (`low_rank`). `"auto"`: `"cg"` if XLA
-        compiles the step, because its factorisations are slow on CPUs and GPUs, or if there are
+        steps (`full` and `block`); as exact as `"cg"`, in few iterations, for as much memory again.
+        It is faster from some hundred entries on: a step of SGFS took 60 ms with `"cg"` and 22 with
+        it at D = 1,000 on a CPU, and 25 and 1.6 ms at D = 2,647 (three chains) on an H200.
+        `"woodbury"`: a factorisation of the size of the kept rows (`low_rank`). `"auto"`: `"cg"` if
+        XLA compiles the step, because its factorisations are slow on CPUs and GPUs, or if there are
         more kept rows than entries in one; otherwise a factorisation.
       tolerance: relative norm of the residual at which conjugate gradients stop. None stands for
         1e-5 in `float32` and 1e-10 in `float64`.
       max_iterations: number of iterations after which conjugate gradients stop in any case.
-      refactor_every: number of steps between the factorisations of `"lagged_cholesky"`.
+      refactor_every: number of steps between the factorisations of `"lagged_cholesky"`, which also
+        factorises at steps 1, 2, 4, 8, ..., because averages change fast at first.
     """
 
     method: str = "auto"
@@ -131,7 +134,7 @@ def chebyshev_sqrt(
     return series[..., :1] * vector + mapped(x) - last
 
 
-def _inverse(matrix: tf.Tensor) -> tf.Tensor:
+def inverse_or_diagonal(matrix: tf.Tensor) -> tf.Tensor:
     """Returns the inverse of positive definite matrices by a Cholesky factor.
 
     `tf.linalg.inv` takes a QR decomposition in XLA, which is far slower. For a matrix that is not
@@ -343,7 +346,7 @@ class NoiseCovariance:
         for matrix, group in zip(self._matrices, self._groups, strict=True):
             flat = self._flat([self._broadcast(shift)[i] for i in group])
             if isinstance(matrix, DenseMatrix):
-                inverses.append(_inverse(matrix.shifted(flat, scale)))
+                inverses.append(inverse_or_diagonal(matrix.shifted(flat, scale)))
         return inverses
 
     def sqrt_multiply(self, shift: Any, scale: Any, bound: Any, z: State) -> State:

@@ -127,8 +127,8 @@ class SGFS(StochasticGradientKernel):
         is unknown; the target gives no scores. At bootstrap: the state is not finite; there are
         fewer than two scores; `"block"` is given for a state of one part; B has the wrong size;
         with alpha = 0 there is no minibatch noise (to the end); or, with alpha = 0 or a B that is a
-        multiple of V and another covariance than `"diag"`, the scores of the steps of estimation are
-        too few for a matrix of full rank.
+        multiple of V and another covariance than `"diag"`, the steps of estimation have too few
+        scores for a matrix of full rank.
       TypeError: the target is not callable. At bootstrap: the state is not floating.
 
     References:

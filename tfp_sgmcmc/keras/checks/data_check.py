@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
@@ -14,6 +15,8 @@ from tfp_sgmcmc.keras.posterior.batches import checked_inputs
 from tfp_sgmcmc.targets.data import rows_not_finite
 
 _MOST_BAD = 32  # rows that are not finite for which the loss is evaluated
+_MOST_NATS = 1000.0  # a target's loss before the first step, beyond which units do not fit
+_MOST_OF_COUNTS = 1e5  # the same, for whole numbers, which may be counts
 
 
 def check_data(model: keras.Model, source: Source) -> None:
@@ -21,14 +24,18 @@ def check_data(model: keras.Model, source: Source) -> None:
 
     Rows with NaN or infinite entries are accepted where the loss is finite nonetheless, as with a
     model that replaces missing inputs.
+
+    Warns:
+      UserWarning: the loss of some rows is so large that x or y have other units than the network.
     """
-    batch = source.batch(4)
+    batch = source.batch(_MOST_BAD)
     if batch is None:
         return
     outputs = _outputs(model, checked_inputs(model, batch[0]))
     compiled_loss.check_probabilities(model, outputs)
     if source.arrays is None:
         compiled_loss.check_labels(model, batch[1], outputs)
+        _check_units(model, batch, outputs)
         return
     compiled_loss.check_labels(model, source.arrays[1], outputs)
     for name, nest in zip("xy", source.arrays, strict=False):
@@ -39,6 +46,34 @@ def check_data(model: keras.Model, source: Source) -> None:
                 f"Received: NaN or infinity in {len(bad)} of {source.num_examples} rows, first in "
                 f"row {bad[0]}."
             )
+    _check_units(model, batch, outputs)
+
+
+def _check_units(model: keras.Model, batch: Any, outputs: Any) -> None:
+    """Warns if a target's loss is so large that no network with such weights fits the data."""
+    x, y, weight = batch
+    losses = compiled_loss.negative_log_likelihoods(model, y, outputs, weight).numpy()
+    targets = sum(np.size(a) for a in internals.array_leaves(y))
+    each = float(np.median(losses)) * len(losses) / max(targets, 1)
+    has_gaps = any(len(_rows_not_finite(nest)) for nest in (x, y))
+    is_whole = all(np.all(np.asarray(a) % 1 == 0) for a in internals.array_leaves(y))
+    most = _MOST_OF_COUNTS if is_whole else _MOST_NATS
+    if each < most or (not np.isfinite(each) and has_gaps):  # gaps are told elsewhere
+        return
+    sizes = ", ".join(
+        f"entries of {name} of up to {_largest(nest):.3g}" for name, nest in (("x", x), ("y", y))
+    )
+    warnings.warn(
+        f"Before the first step a target has a loss of {each:.3g} nats, with {sizes}. Networks, "
+        "their priors and steps expect inputs and targets of about 1. Standardise y to (y - mean) "
+        "/ sd, and x likewise or by a keras.layers.Normalization that is adapted to it.",
+        stacklevel=2,
+    )
+
+
+def _largest(nest: Any) -> float:
+    arrays = [np.abs(np.asarray(a, np.float64)) for a in internals.array_leaves(nest)]
+    return max((float(a.max(initial=0)) for a in arrays if a.dtype.kind == "f"), default=0.0)
 
 
 def cause_in_data(model: keras.Model, source: Source) -> str | None:
