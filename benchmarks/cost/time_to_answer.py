@@ -2,29 +2,37 @@
 
 Each posterior runs in a new process, on one core: `sample(target)` twice, the second time with
 another seed, and NUTS of TensorFlow Probability with dual averaging of the step, compiled by XLA,
-twice with the same compiled program. All start at zeros. Times include the search for a mode,
+twice with the same compiled program. With `--python`, an interpreter of an environment that has
+NumPyro, its NUTS runs twice too. All start at zeros. Times include the search for a mode,
 adaptation, tracing and compilation, but neither the import of packages nor the making of data. If
 fewer than 400 effective samples of the worst parameter came out, the time of drawing is multiplied
 accordingly.
 
-The columns are, for each of the two,
+The columns are, for `sample` and each kind of NUTS,
 
   first    processor seconds of the first call,
   second   of the second,
+  cached   of the first call of `sample` in another process with XLA's cache on disk, which an
+           earlier process filled,
   ESS      effective samples of the worst parameter, all chains together, and
-  ratio    seconds of NUTS divided by those of `sample`, first and second call.
+  ratio    seconds of the faster NUTS divided by those of `sample`, first and second call.
 
-A call of NUTS that takes longer than `--most-seconds` has no figures. It is stopped between blocks
-of 50 draws, or within a block when the process has used twice as much.
+A call of NUTS that takes longer than `--most-seconds` has no figures. TensorFlow Probability's is
+stopped between blocks of 50 draws, or within a block when the process has used twice as much.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import resource
+import subprocess
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +50,7 @@ from benchmarks.posteriordb.regressions import POSTERIORS as REGRESSIONS
 
 tfd = tfp.distributions
 _GOAL, _NUM_CHAINS, _BLOCK = 400, 4, 50
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Times(NamedTuple):
@@ -52,25 +61,39 @@ class Times(NamedTuple):
     ess: float
 
 
-def logistic(num_examples: int, dim: int) -> tuple[sgmcmc.MinibatchLogProb, Any]:
+class Problem(NamedTuple):
+    """A target, where to start, and the arrays and the family for `numpyro_nuts`."""
+
+    target: sgmcmc.MinibatchLogProb
+    start: Any
+    for_numpyro: dict[str, Any]
+
+
+def logistic(num_examples: int, dim: int) -> Problem:
     """Logistic regression on synthetic data with a standard normal prior."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal([num_examples, dim]).astype(np.float32)
     p = 1 / (1 + np.exp(-x @ rng.standard_normal(dim) / dim**0.5))
-    y = (rng.random(num_examples) < p).astype(np.float32)
-    data = as_batch(x, y)
-    return sgmcmc.MinibatchLogProb(gaussian_log_prior, log_likelihood, data, 100), tf.zeros([dim])
+    return _logistic(as_batch(x, (rng.random(num_examples) < p).astype(np.float32)))
 
 
-def breast_cancer() -> tuple[sgmcmc.MinibatchLogProb, Any]:
+def _logistic(data: dict[str, np.ndarray]) -> Problem:
+    target = sgmcmc.MinibatchLogProb(gaussian_log_prior, log_likelihood, data, 100)
+    return Problem(target, tf.zeros([data["x"].shape[1]]), _as_family("logistic", data))
+
+
+def _as_family(family: str, data: Mapping[str, np.ndarray], scale: float = 0.0) -> dict[str, Any]:
+    return {"family": np.array(family), "scale": np.array(scale), **data}
+
+
+def breast_cancer() -> Problem:
     from sklearn.datasets import load_breast_cancer
 
     x, y = load_breast_cancer(return_X_y=True)
-    data = as_batch(((x - x.mean(0)) / x.std(0)).astype(np.float32), y.astype(np.float32))
-    return sgmcmc.MinibatchLogProb(gaussian_log_prior, log_likelihood, data, 100), tf.zeros([30])
+    return _logistic(as_batch(((x - x.mean(0)) / x.std(0)).astype(np.float32), y))
 
 
-def poisson(num_examples: int, dim: int) -> tuple[sgmcmc.MinibatchLogProb, Any]:
+def poisson(num_examples: int, dim: int) -> Problem:
     """Poisson regression on synthetic data with a standard normal prior."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal([num_examples, dim]).astype(np.float32) / dim**0.5
@@ -81,10 +104,10 @@ def poisson(num_examples: int, dim: int) -> tuple[sgmcmc.MinibatchLogProb, Any]:
         (x, y),
         100,
     )
-    return target, tf.zeros([dim])
+    return Problem(target, tf.zeros([dim]), _as_family("poisson", {"x": x, "y": y}))
 
 
-def robust(num_examples: int) -> tuple[sgmcmc.MinibatchLogProb, Any]:
+def robust(num_examples: int) -> Problem:
     """Location and scale of heavy-tailed observations."""
     rng = np.random.default_rng(2)
     y = (3 + 2 * rng.standard_t(4, num_examples)).astype(np.float32)
@@ -99,15 +122,17 @@ def robust(num_examples: int) -> tuple[sgmcmc.MinibatchLogProb, Any]:
         y,
         100,
     )
-    return target, [tf.zeros([]), tf.zeros([])]
+    return Problem(target, [tf.zeros([]), tf.zeros([])], _as_family("student", {"y": y}))
 
 
-def from_posteriordb(name: str) -> tuple[sgmcmc.MinibatchLogProb, Any]:
+def from_posteriordb(name: str) -> Problem:
     posterior = REGRESSIONS[name]()
-    return posterior.target("float64"), posterior.start("zeros", "float64")
+    scale = 2.5 if name.startswith("kidiq-") else 0.0
+    given = _as_family("normal", posterior.data, scale)
+    return Problem(posterior.target("float64"), posterior.start("zeros", "float64"), given)
 
 
-PROBLEMS: dict[str, Callable[[], tuple[sgmcmc.MinibatchLogProb, Any]]] = {
+PROBLEMS: dict[str, Callable[[], Problem]] = {
     "earnings-logearn_height": lambda: from_posteriordb("earnings-logearn_height"),
     "kidiq-kidscore_momiq": lambda: from_posteriordb("kidiq-kidscore_momiq"),
     "mesquite-logmesquite": lambda: from_posteriordb("mesquite-logmesquite"),
@@ -127,19 +152,53 @@ def worst_size(states: Any) -> float:
     return float(np.min(effective_sizes(flat, cross_chain_dims=1)))
 
 
-def time_of_sample(name: str, num_results: int) -> Times:
-    """Times two calls of `sample(target)`."""
+def time_of_sample(name: str, num_results: int, calls: int = 2) -> Times:
+    """Times calls of `sample(target)`, the first and the last."""
     use_one_core()
-    target, start = PROBLEMS[name]()
+    target, start, _ = PROBLEMS[name]()
     seconds, ess = [], 0.0
-    for seed in range(2):
+    for seed in range(calls):
         began = time.process_time()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = sgmcmc.sample(target, start, num_results, seed=seed, progress_bar=False)
         elapsed, ess = time.process_time() - began, worst_size(result.states)
         seconds.append(elapsed + result.timings.seconds * max(0.0, _GOAL / ess - 1))
-    return Times(*seconds, ess)
+    return Times(seconds[0], seconds[-1], ess)
+
+
+def time_of_cached(name: str, num_results: int) -> float:
+    """Returns the seconds of a first call whose programs XLA finds on disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TF_XLA_FLAGS"] = f"--tf_xla_persistent_cache_directory={folder}"
+        try:
+            for _ in range(2):
+                found = Times(*in_new_process(time_of_sample, name, num_results, 1))
+        finally:
+            del os.environ["TF_XLA_FLAGS"]
+    return found.first
+
+
+def time_of_numpyro(name: str, num_results: int, python: str, most_seconds: float) -> Times:
+    """Times NumPyro's NUTS in its own environment."""
+    problem = PROBLEMS[name]()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "problem.npz")
+        np.savez(path, allow_pickle=False, **problem.for_numpyro)
+        command = [python, "-m", "benchmarks.cost.numpyro_nuts", path, str(num_results)]
+        core = str(min(os.sched_getaffinity(0)))
+        limit = ["prlimit", f"--cpu={int(2 * most_seconds + 60)}", "taskset", "-c", core]
+        environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+        done = subprocess.run(
+            [*limit, *command], capture_output=True, text=True, cwd=ROOT, env=environment,
+            check=False,
+        )  # fmt: skip
+    if done.returncode:
+        return Times(np.nan, np.nan, np.nan)
+    found = json.loads(done.stdout)
+    ess, share = found["ess"], num_results / (num_results + 500)
+    more = 1 + share * max(0.0, _GOAL / ess - 1)
+    return Times(*(seconds * more for seconds in found["seconds"]), ess)
 
 
 def time_of_nuts(name: str, num_results: int, most_seconds: float) -> Times:
@@ -147,7 +206,7 @@ def time_of_nuts(name: str, num_results: int, most_seconds: float) -> Times:
     use_one_core()
     most = int(time.process_time() + 2 * most_seconds + 60)  # of making the data and importing
     resource.setrlimit(resource.RLIMIT_CPU, (most, most))
-    target, start = PROBLEMS[name]()
+    target, start, _ = PROBLEMS[name]()
     dtype = tf.nest.flatten(start)[0].dtype
     zeros = tf.nest.map_structure(lambda x: tf.zeros([_NUM_CHAINS, *x.shape], dtype), start)
     parts = tf.nest.flatten(zeros)
@@ -182,6 +241,7 @@ def run(
     problems: tuple[str, ...] = tuple(PROBLEMS),
     num_results: int = 500,
     most_seconds: float = 200.0,
+    python: str = "",
 ) -> Iterator[tuple[Any, ...]]:
     """Measures one posterior after the other.
 
@@ -189,31 +249,30 @@ def run(
       problems: names of posteriors.
       num_results: draws of each of four chains.
       most_seconds: processor seconds that a call of NUTS may take.
+      python: an interpreter that has NumPyro; empty leaves it out.
     """
+    unknown = Times(np.nan, np.nan, np.nan)
     for name in problems:
         ours = Times(*in_new_process(time_of_sample, name, num_results))
+        cached = time_of_cached(name, num_results)
         try:
             nuts = Times(*in_new_process(time_of_nuts, name, num_results, most_seconds))
         except BrokenProcessPool:  # the process was ended
-            nuts = Times(np.nan, np.nan, np.nan)
-        yield name, *ours, *nuts, nuts.first / ours.first, nuts.second / ours.second
+            nuts = unknown
+        other = time_of_numpyro(name, num_results, python, most_seconds) if python else unknown
+        fastest = (np.fmin(nuts.first, other.first), np.fmin(nuts.second, other.second))
+        ratios = fastest[0] / ours.first, fastest[1] / ours.second
+        yield name, ours.first, ours.second, cached, ours.ess, *nuts, *other, *ratios
 
 
 def show(rows: Iterator[tuple[Any, ...]]) -> Table:
-    return command_line.print_table(
-        {
-            "posterior": "32s",
-            "first": "7.1f",
-            "second": "7.1f",
-            "ESS": "6.0f",
-            "NUTS first": "7.1f",
-            "NUTS second": "7.1f",
-            "NUTS ESS": "6.0f",
-            "ratio first": "7.1f",
-            "ratio second": "7.1f",
-        },
-        rows,
-    )
+    seconds, size = "7.1f", "6.0f"
+    columns = {"posterior": "32s", "first": seconds, "second": seconds, "cached": seconds}
+    columns |= {"ESS": size}
+    for nuts in ("TFP", "NumPyro"):
+        columns |= {f"{nuts} first": seconds, f"{nuts} second": seconds, f"{nuts} ESS": size}
+    columns |= {"ratio first": seconds, "ratio second": seconds}
+    return command_line.print_table(columns, rows)
 
 
 if __name__ == "__main__":
