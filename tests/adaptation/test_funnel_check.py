@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 from tfp_sgmcmc.adaptation import draw_checks
 from tfp_sgmcmc.adaptation.funnel_check import funnel_check
 
@@ -85,7 +86,7 @@ def draws_of_hierarchy(seed: int, least: float) -> np.ndarray:
     return x.reshape(1000, 4, K + 2)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", fast_settings(range(2), 0))
 def test_data_that_hold_effects_where_the_scale_is_large_do_not_hide_the_neck(seed: int) -> None:
     """There widths hardly depend on the scale, and 8 % of the posterior is missing.
 

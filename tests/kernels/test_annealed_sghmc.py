@@ -178,13 +178,13 @@ def test_without_gradient_the_prior_takes_a_share_of_the_state() -> None:
     np.testing.assert_allclose(moved, (1 - 0.2) * state, rtol=1e-9)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("mass_averaging", [None, 0.25])
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("mass_averaging", [pytest.param(None, marks=pytest.mark.thorough), 0.25])
 def test_parts_that_move_as_one_move_as_they_do_alone(
     mass_averaging: float | None, jit_compile: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten parts of two chains, with settings by part and a center, without noise."""
-    sizes = [3, 1, 2, 5, 1, 4, 2, 2, 1, 3]
+    """Four parts of two chains, with settings by part and a center, without noise."""
+    sizes = [3, 1, 2, 3]
     x = np.random.default_rng(3).normal(size=[N, sum(sizes)])
 
     def line(*theta: Any) -> tf.Tensor:
@@ -194,8 +194,8 @@ def test_parts_that_move_as_one_move_as_they_do_alone(
     target = sgmcmc.MinibatchLogProb(lambda *theta: tf.zeros_like(theta[0][..., 0]), line, x, N)
     state = [tf.random.stateless_normal([2, n], [n, 1], dtype=tf.float64) for n in sizes]
     kernel = AnnealedSGHMC(
-        target, 0.1, [1.0 + i for i in range(10)], [tf.range(1.0, 1 + n) for n in sizes], 4.0,
-        temperature=1e-30, centers=[(2, 6, 0.5)], mass_averaging=mass_averaging,
+        target, 0.1, [1.0, 2.0, 3.0, 4.0], [tf.range(1.0, 1 + n) for n in sizes], 4.0,
+        temperature=1e-30, centers=[(0, 3, 0.5)], mass_averaging=mass_averaging,
     )  # fmt: skip
 
     def moved(fewest: int) -> Any:
@@ -206,8 +206,8 @@ def test_parts_that_move_as_one_move_as_they_do_alone(
             theta, results = step(theta, results)
         return theta, results
 
-    (alone, before), (together, results) = moved(11), moved(10)
-    assert len(before.momentum) == 10 and [p.shape for p in results.momentum] == [[2, sum(sizes)]]
+    (alone, before), (together, results) = moved(5), moved(4)
+    assert len(before.momentum) == 4 and [p.shape for p in results.momentum] == [[2, sum(sizes)]]
     for found, want in zip(together, alone, strict=True):
         np.testing.assert_allclose(found, want, rtol=1e-9)
     for name in ("kinetic_temperature", "squared_gradient", "gradient_norm", "step_size"):
