@@ -81,6 +81,7 @@ def test_the_user_may_know_better(changes):
     assert len(callback.samples[0]) == 4
 
 
+@pytest.mark.thorough
 def test_other_kernels_take_any_batches():
     callback = small_models.sampler(sgld(), N)
     small_models.fit(classifier(), callback, X, Y, batch_size=B)
