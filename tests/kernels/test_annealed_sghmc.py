@@ -33,10 +33,9 @@ def test_with_constant_settings_it_samples_the_tempered_posterior(temperature: f
 
     They are told by the means of five tens. The learning rate 0.001 with the mass 2 makes 150 steps
     forget the momentum and most of the place: 8,000 draws have standard errors of at most 0.02 sds
-    for the mean and 2 % for the
-    variance. The tolerances are five times as large (false alarms below 1e-5), and the variance has
-    2 % more for the error of the step. Without the prior the variance is twice as large, and with
-    the other temperature five times as large or small.
+    for the mean and 2 % for the variance. The tolerances are five times as large (false alarms
+    below 1e-5), and the variance has 2 % more for the error of the step. Without the prior the
+    variance is twice as large, and with the other temperature five times as large or small.
     """
     tens = sgmcmc.MinibatchLogProb(
         flat_prior, lambda theta, batch: 10.0 * log_likelihood(theta, batch),
@@ -46,7 +45,6 @@ def test_with_constant_settings_it_samples_the_tempered_posterior(temperature: f
         tens, 0.001, mass=2.0, prior_variance=0.04, prior_scale=0.5, temperature=temperature,
         noise_limit=1e6,
     )  # fmt: skip
-
     draws = run_chains(kernel, tf.zeros([CHAINS]), 3000, 600, seed=1)[:, 149::150]
     precision = N + 1 / 0.02
     sd = np.sqrt(temperature / precision)

@@ -117,6 +117,7 @@ def test_any_drift_is_corrected(with_factors: dict[str, np.ndarray]) -> None:
     check_cdf(with_factors["div M left out"], LAW.cdf, DISTANCE)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [*FACTORS][1:])
 def test_other_acceptance_ratios_are_rejected(
     name: str, with_factors: dict[str, np.ndarray]
