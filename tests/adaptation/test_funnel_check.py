@@ -48,6 +48,7 @@ def test_draws_that_miss_the_neck_are_told(seed: int) -> None:
         assert found.is_wrong(0.03, ERRORS) == told
 
 
+@pytest.mark.thorough
 def test_sound_draws_of_many_entries_do_not_drift() -> None:
     """Draws that decided on their own moves would drift, as each fits 45 locations and widths."""
     sound = draws(0, num_others=45)[:500]

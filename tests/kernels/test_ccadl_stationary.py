@@ -359,6 +359,7 @@ def test_thermostat_stays_at_the_friction(thermal: Run) -> None:
 # Stability
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("drag", "is_stable"), [(0.2, True), pytest.param(3.0, False, marks=pytest.mark.thorough)]
 )

@@ -170,6 +170,7 @@ def gaussian_start() -> np.ndarray:
     return MEAN + generator.standard_normal([CHAINS, 3]) @ np.linalg.cholesky(COVARIANCE).T
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("step_size", "preconditioner"),
     [
