@@ -96,6 +96,7 @@ def test_a_second_call_compiles_nothing(
         sgmcmc.sample(incomes(), start, 100, seed=1, min_ess=1, progress_bar=False)
 
 
+@pytest.mark.thorough
 def test_a_run_on_disk_keeps_its_certificate(tmp_path: Path, target: Any) -> None:
     start = [tf.zeros([], tf.float64), tf.zeros([], tf.float64)]
     options: dict[str, Any] = {"seed": 2, "progress_bar": False, "min_ess": 100}

@@ -222,6 +222,7 @@ def test_the_midpoint_with_a_heavy_thermostat_is_nogin() -> None:
     np.testing.assert_allclose(*ends, rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_the_first_steps_only_average_sigma() -> None:
     """By NOGIN's rule for the midpoint, at least 10, and none for the paper's scheme."""
     target = MODEL.target(BATCH, tf.float64)

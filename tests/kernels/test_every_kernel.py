@@ -40,16 +40,23 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kernel", "options"), CASES)
+FIRST = [*{kernel: (kernel, options) for kernel, options in reversed(CASES)}.values()]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "chains"),
+    ("dtype", "chains", "kernel", "options"),
     [
-        (tf.float32, [2, 5]),
-        (tf.float64, []),
-        pytest.param(tf.float32, [], marks=pytest.mark.thorough),
-        pytest.param(tf.float64, [2, 5], marks=pytest.mark.thorough),
+        *((tf.float32, [2, 5], *case) for case in CASES),
+        *(
+            pytest.param(tf.float64, [], *case, marks=[pytest.mark.thorough] * (case not in FIRST))
+            for case in CASES
+        ),
+        *(
+            pytest.param(*form, *case, marks=pytest.mark.thorough)
+            for form in ((tf.float32, []), (tf.float64, [2, 5]))
+            for case in CASES
+        ),
     ],
-    ids=str,
 )
 def test_results_keep_their_structure_shapes_and_dtypes(
     kernel: type, options: dict[str, Any], dtype: Any, chains: list[int]

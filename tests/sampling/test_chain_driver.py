@@ -490,6 +490,7 @@ def test_a_call_inside_a_program_is_refused() -> None:
         tf.function(lambda: call().final_state, autograph=False)()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_numeric_checks_of_tensorflow_do_not_disturb(jit_compile: bool) -> None:
     """They add operators that XLA cannot compile, and refuse infinities that are masked later."""

@@ -68,6 +68,7 @@ def test_independent_batches_are_taken(data):
     assert len(callback.samples[0]) >= 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "changes",
     [
