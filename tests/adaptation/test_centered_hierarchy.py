@@ -76,6 +76,7 @@ def test_a_hierarchy_is_found_before_any_search() -> None:
         whiten_at_mode(schools(True), START)
 
 
+@pytest.mark.thorough
 def test_effects_become_standard_normals() -> None:
     """The centred model in the new coordinates is the non-centred one, Jacobian included."""
     start = {**START, "tau": tf.constant(0.7, tf.float64), "mean": tf.constant(2.0, tf.float64)}

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 from tfp_sgmcmc.adaptation import draw_checks
 from tfp_sgmcmc.adaptation.funnel_check import funnel_check
 
@@ -47,6 +48,7 @@ def test_draws_that_miss_the_neck_are_told(seed: int) -> None:
         assert found.is_wrong(0.03, ERRORS) == told
 
 
+@pytest.mark.thorough
 def test_sound_draws_of_many_entries_do_not_drift() -> None:
     """Draws that decided on their own moves would drift, as each fits 45 locations and widths."""
     sound = draws(0, num_others=45)[:500]
@@ -85,7 +87,7 @@ def draws_of_hierarchy(seed: int, least: float) -> np.ndarray:
     return x.reshape(1000, 4, K + 2)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", fast_settings(range(2), 0))
 def test_data_that_hold_effects_where_the_scale_is_large_do_not_hide_the_neck(seed: int) -> None:
     """There widths hardly depend on the scale, and 8 % of the posterior is missing.
 

@@ -173,8 +173,11 @@ def on_an_interval(theta: tf.Tensor, mu: tf.Tensor, tau: tf.Tensor, v: tf.Tensor
 @pytest.mark.parametrize(
     "density",
     [
-        *(of_shape, of_sum, of_curve, correlated, unknown, on_an_interval),
-        *(pytest.param(prior, marks=pytest.mark.thorough) for prior in (walk, written_well)),
+        *(of_shape, of_sum, of_curve, correlated, unknown),
+        *(
+            pytest.param(prior, marks=pytest.mark.thorough)
+            for prior in (on_an_interval, walk, written_well)
+        ),
     ],
 )
 def test_other_priors_are_refused(density: Prior) -> None:

@@ -132,6 +132,7 @@ def test_a_function_that_makes_a_kernel_is_deprecated() -> None:
     assert found.states["y"].shape == (3, 2)
 
 
+@pytest.mark.thorough
 def test_a_directory_needs_no_likelihood_of_own_minibatches(tmp_path: Path) -> None:
     """`tf.gather` without batch_dims takes one minibatch for all chains, as all data are."""
     pytest.importorskip("zarr")

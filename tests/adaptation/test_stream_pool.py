@@ -70,7 +70,13 @@ def test_sample_takes_files_that_are_sorted_and_resumes_from_its_pool(tmp_path: 
     assert re.search(words, str(wrong.value))
 
 
-def test_a_run_goes_on_only_with_the_data_with_which_it_was_begun(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("has_files", "is_loaded"),
+    [(True, False), pytest.param(False, False, marks=pytest.mark.thorough), (False, True)],
+)
+def test_a_run_goes_on_only_with_the_data_with_which_it_was_begun(
+    tmp_path: Path, has_files: bool, is_loaded: bool
+) -> None:
     """Choices need no file here, because the pool is compared before them."""
     file, reads, blocks = tmp_path / "y.npy", list[int](), 20
     folder = tmp_path / "run"
@@ -85,7 +91,9 @@ def test_a_run_goes_on_only_with_the_data_with_which_it_was_begun(tmp_path: Path
     spec = {"x": tf.TensorSpec([None, D], tf.float32), "y": tf.TensorSpec([None], tf.float32)}
     rows = tf.data.Dataset.from_generator(read, output_signature=spec)
 
-    def pool(is_compared: bool = False, **options: Any) -> tuple[int, np.ndarray]:
+    options = {"files": [file]} if has_files else {"memory": 10**6} if is_loaded else {}
+
+    def pool(is_compared: bool = False) -> tuple[int, np.ndarray]:
         """Returns the number of passes, and the pool, as a new process does."""
         target = stream(rows, **options)
         target._is_compared = is_compared  # as on a worker of shards
@@ -93,31 +101,28 @@ def test_a_run_goes_on_only_with_the_data_with_which_it_was_begun(tmp_path: Path
         found, _ = target_arguments.pool_of(target, tf.zeros([D]), folder, False, False)
         return len(reads) - before, found(tf.ones([D])).numpy()
 
-    for options in (dict(files=[file]), {}, dict(memory=10**6)):
-        np.save(file, Y)
-        for old in folder.iterdir():
-            old.unlink()
-        _, expected = pool(**options)
-        (folder / settings_file.FILE).touch()
-        is_loaded, has_files = "memory" in options, "files" in options
-        written = (folder / "data.npz").stat().st_mtime_ns
-        assert pool(is_compared=True, **options)[0] == ("memory" in options)
-        passes, found = pool(**options)
-        assert (folder / "data.npz").stat().st_mtime_ns == written  # workers may be reading it
-        assert passes == (1 if has_files else 2) + is_loaded  # the first rows, and all
-        np.testing.assert_array_equal(found, expected)
-        os.utime(file, ns=(1, 1))
-        assert pool(**options)[0] >= 1  # read, and found the same
-        changed = Y.copy()
-        changed[-5:] += 1.0
-        np.save(file, changed)
-        words = "began, y.npy was written again. The rows" if has_files else "begun. The rows"
-        with pytest.raises(ValueError, match=f"must go on with .*{words} are others"):
-            pool(**options)
-        (folder / settings_file.FILE).unlink()
-        assert pool(**options)[1] != expected  # drawn again, as there were no choices
+    np.save(file, Y)
+    _, expected = pool()
+    (folder / settings_file.FILE).touch()
+    written = (folder / "data.npz").stat().st_mtime_ns
+    assert pool(is_compared=True)[0] == is_loaded
+    passes, found = pool()
+    assert (folder / "data.npz").stat().st_mtime_ns == written  # workers may be reading it
+    assert passes == (1 if has_files else 2) + is_loaded  # the first rows, and all
+    np.testing.assert_array_equal(found, expected)
+    os.utime(file, ns=(1, 1))
+    assert pool()[0] >= 1  # read, and found the same
+    changed = Y.copy()
+    changed[-5:] += 1.0
+    np.save(file, changed)
+    words = "began, y.npy was written again. The rows" if has_files else "begun. The rows"
+    with pytest.raises(ValueError, match=f"must go on with .*{words} are others"):
+        pool()
+    (folder / settings_file.FILE).unlink()
+    assert pool()[1] != expected  # drawn again, as there were no choices
 
 
+@pytest.mark.thorough
 def test_the_rows_of_a_run_may_come_in_another_order(tmp_path: Path) -> None:
     (tmp_path / settings_file.FILE).touch()
     for seed in (1, 2):

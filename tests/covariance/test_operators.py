@@ -70,7 +70,14 @@ def test_solve(kind: str, solver: str, chains: tuple[int, ...]) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("chains", [(), pytest.param((3,), marks=pytest.mark.slow), (2, 2)])
+@pytest.mark.parametrize(
+    "chains",
+    [
+        pytest.param((), marks=pytest.mark.thorough),
+        pytest.param((3,), marks=pytest.mark.slow),
+        (2, 2),
+    ],
+)
 @pytest.mark.parametrize("kind", fast_settings(KINDS, "full", "diag"))
 def test_sqrt_multiply(kind: str, chains: tuple[int, ...]) -> None:
     """S S^T = a I + b Sigma for b of both signs, and S is the symmetric root.
@@ -124,7 +131,7 @@ def test_sample_is_the_root_times_the_normals_of_the_seed(kind: str) -> None:
     tf.nest.map_structure(np.testing.assert_array_equal, drawn, root)
 
 
-@pytest.mark.parametrize("kind", fast_settings(KINDS, "low_rank", "diag"))
+@pytest.mark.parametrize("kind", fast_settings(KINDS, "low_rank"))
 def test_law_of_draw(kind: str) -> None:
     """Draws 25,000 times from N(0, diag(shift) + scale Sigma) for each of two chains.
 
@@ -216,7 +223,7 @@ def test_plus_adds_a_dense_matrix() -> None:
         pytest.param(
             kind,
             marks=[pytest.mark.slow] * (kind == "block")
-            + [pytest.mark.thorough] * (kind == "low_rank"),
+            + [pytest.mark.thorough] * (kind in ("low_rank", "diag")),
         )
         for kind in KINDS
     ],

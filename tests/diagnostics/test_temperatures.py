@@ -81,6 +81,7 @@ def of_chains(temperature: float, matrix: float) -> tuple[np.ndarray, np.ndarray
     return found, configurational_temperature(samples, gradients, chain_ndims=1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("temperature", "matrix"), [pytest.param(1.0, 1.0, marks=pytest.mark.slow), (2.0, 0.7)]
 )

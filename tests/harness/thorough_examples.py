@@ -6,6 +6,7 @@
 THOROUGH_EXAMPLES = {
     f"tfp_sgmcmc.{name}"
     for name in (
+        "adaptation.drivers.sample",
         "adaptation.tuning.tune",
         "diagnostics.gradient_noise.SamplingThresholdReducer",
         "diagnostics.certificate.certify",
@@ -27,6 +28,8 @@ THOROUGH_EXAMPLES = {
         "keras.posterior.posterior.Posterior.distil",
         "keras.posterior.posterior.Posterior.to_keras_model",
         "keras.traces.Traces",
+        "sampling.run.sample_chain",
+        "sampling.shards.shard_driver.sample_shards",
         "sampling.result.SampleResult.loo",
         "sampling.result.SampleResult.map",
         "sampling.result.SampleResult.summary",

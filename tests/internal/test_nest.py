@@ -9,10 +9,16 @@ import tensorflow as tf
 from tfp_sgmcmc.internal.nest import call_with_state, squared_norm, sum_entries
 
 
-@pytest.mark.parametrize("jit", [True, False])
 @pytest.mark.parametrize(
-    ("shape", "chain_ndims"),
-    [([100, 160], 0), ([10_007], 0), ([3, 2, 10_003], 2), ([7], 0), ([], 0), ([3], 1)],
+    ("shape", "chain_ndims", "jit"),
+    [
+        *(([3, 2, 10_003], 2, jit) for jit in (True, False)),
+        *(
+            pytest.param(*case, jit, marks=[pytest.mark.thorough] * jit)
+            for case in (([100, 160], 0), ([10_007], 0), ([7], 0), ([], 0), ([3], 1))
+            for jit in (True, False)
+        ),
+    ],
 )
 def test_sums_and_their_gradients(shape, chain_ndims, jit):
     x = np.random.default_rng(0).normal(size=shape)

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 from tests.keras import small_models
 from tfp_sgmcmc.keras import Chains, Collect, SamplerCallback
 from tfp_sgmcmc.keras.data import training_data
@@ -65,10 +66,13 @@ class TestNumberOfExamples:
                 marks=pytest.mark.thorough,
             ),
             lambda s: (tf.data.Dataset.range(N).map(lambda i: (X[0], Y[0])).batch(5),),
-            lambda s: (
-                keras.utils.timeseries_dataset_from_array(X, Y, 1, batch_size=5).map(
-                    lambda x, y: (x[:, 0], y)
+            pytest.param(
+                lambda s: (
+                    keras.utils.timeseries_dataset_from_array(X, Y, 1, batch_size=5).map(
+                        lambda x, y: (x[:, 0], y)
+                    ),
                 ),
+                marks=pytest.mark.thorough,
             ),
         ],
         ids=["arrays", "PyDataset", "resident", "data", "independent", "slices", "range", "series"],
@@ -309,7 +313,7 @@ class TestFlatArguments:
                 getattr(callback, name)
 
 
-@pytest.mark.parametrize("num_burnin_steps", [20, 0])
+@pytest.mark.parametrize("num_burnin_steps", fast_settings([20, 0], 20))
 def test_a_fit_that_is_stopped_in_the_burn_in_is_told(num_burnin_steps):
     callback = sampler(collect=Collect(num_burnin_steps, 0))
     stop = keras.callbacks.EarlyStopping("loss", min_delta=1e3, patience=1)

@@ -17,6 +17,7 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from tests.harness import by_hand
 from tests.harness.by_hand import HAND, MASS, MODEL, MOMENTUM, SEED, START, flat, two_parts
+from tests.harness.fast_settings import fast_settings
 from tests.harness.known_covariance import KnownCovariance
 from tfp_sgmcmc.covariance import Full, RunningMean
 
@@ -121,8 +122,9 @@ OPTIONS = {
 }
 
 
+# The last two have all options.
 @pytest.mark.parametrize("scheme", STEPS)
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", fast_settings(OPTIONS, *[*OPTIONS][3:]))
 def test_three_steps(name: str, scheme: Any) -> None:
     options = OPTIONS[name]
     mass = options.get("mass", np.ones(3))
@@ -220,6 +222,7 @@ def test_the_midpoint_with_a_heavy_thermostat_is_nogin() -> None:
     np.testing.assert_allclose(*ends, rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_the_first_steps_only_average_sigma() -> None:
     """By NOGIN's rule for the midpoint, at least 10, and none for the paper's scheme."""
     target = MODEL.target(BATCH, tf.float64)

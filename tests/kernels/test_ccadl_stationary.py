@@ -65,12 +65,14 @@ def run() -> Run:
     return sample(kernel, law()[0])
 
 
+@pytest.mark.thorough
 def test_law_of_minibatch_chains(run: Run) -> None:
     """Power: 8% of a variance."""
     check(run, law()[1])
     check_means(run.kinetic_temperature.mean(axis=1), 1.0, 0.03)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "wrong",
     [dict(known=NONE), dict(noise=NONE), dict(known=2 * NOISE), dict(temperature=1.1)],
@@ -357,6 +359,7 @@ def test_thermostat_stays_at_the_friction(thermal: Run) -> None:
 # Stability
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("drag", "is_stable"), [(0.2, True), pytest.param(3.0, False, marks=pytest.mark.thorough)]
 )

@@ -117,6 +117,7 @@ def test_any_drift_is_corrected(with_factors: dict[str, np.ndarray]) -> None:
     check_cdf(with_factors["div M left out"], LAW.cdf, DISTANCE)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [*FACTORS][1:])
 def test_other_acceptance_ratios_are_rejected(
     name: str, with_factors: dict[str, np.ndarray]
@@ -169,6 +170,7 @@ def gaussian_start() -> np.ndarray:
     return MEAN + generator.standard_normal([CHAINS, 3]) @ np.linalg.cholesky(COVARIANCE).T
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("step_size", "preconditioner"),
     [

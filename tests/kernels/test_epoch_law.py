@@ -67,6 +67,7 @@ def check(samples: np.ndarray, laws: np.ndarray) -> None:
         check_covariance(samples[:, i :: 2 * BATCHES], MODEL.mean, covariance, VARIANCE_ERROR)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["SGLD", pytest.param("baoab", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("reshuffle", [pytest.param("epoch", marks=pytest.mark.slow), "symmetric"])
 def test_chains_have_their_law_at_every_step_of_a_period(name: str, reshuffle: str) -> None:

@@ -168,8 +168,8 @@ def test_without_its_correction_the_error_is_of_first_order() -> None:
     np.testing.assert_allclose(errors[0] / errors[1], 2.0, rtol=0.01)
 
 
-@pytest.mark.parametrize("of_limit", [0.2, 0.4])
-@pytest.mark.parametrize("batch_size", [5, 11])
+@pytest.mark.parametrize("of_limit", fast_settings([0.2, 0.4], 0.4))
+@pytest.mark.parametrize("batch_size", fast_settings([5, 11], 5))
 @pytest.mark.parametrize(("mass", "temperature"), [(1.0, 1.0), (2.0, 0.7)])
 @pytest.mark.parametrize("covariance", ["full", "low_rank"])
 def test_law_is_exact_with_a_matrix_lambda(

@@ -218,6 +218,7 @@ def test_the_correction_makes_noisy_swaps_as_good_as_exact_ones() -> None:
     assert abs(weight(not_corrected) - posterior) > 0.03
 
 
+@pytest.mark.thorough
 def test_the_grids_are_fine_enough() -> None:
     """With fewer cells the distribution function changes by a tenth of the tested distance."""
     assert distance(Exact.law(200), Exact.law()) < DISTANCE / 10

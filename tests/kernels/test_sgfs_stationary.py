@@ -168,6 +168,7 @@ def known_target(noise_scale: Any = None) -> KnownScores:
 FURTHER = ("larger minibatches", "diagonal B", "B = N V", "full B", "drawn with replacement")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.slow] * (name in FURTHER)) for name in EXACT],

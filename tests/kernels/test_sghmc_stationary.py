@@ -15,6 +15,7 @@ import tensorflow as tf
 from scipy.linalg import block_diag, solve_discrete_lyapunov
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 from tests.harness.gaussian_mean import GaussianMean
 from tests.harness.known_covariance import KnownCovariance
 from tests.harness.mutation import mutant
@@ -174,7 +175,7 @@ MUTATIONS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
+@pytest.mark.parametrize("name", fast_settings(MUTATIONS, "no correction", "half the friction"))
 def test_laws_of_broken_samplers_are_rejected(name: str, samples: np.ndarray) -> None:
     broken = mutant(sgmcmc.SGHMC, MUTATIONS[name])
     matrices = linear_scheme(

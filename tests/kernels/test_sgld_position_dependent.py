@@ -108,6 +108,7 @@ def test_temperature_multiplies_the_divergence() -> None:
         check_cdf(drawn, not_multiplied.cdf, DISTANCE)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("gamma", [pytest.param(True, marks=pytest.mark.thorough), False])
 def test_rmsprop_without_memory_is_position_dependent(gamma: bool) -> None:
     """decay=0 makes V_t = g(theta)^2, so M depends only on the position."""

@@ -56,6 +56,7 @@ def test_without_replacement(without: np.ndarray) -> None:
     check_covariance(without, MODEL.mean, law, VARIANCE_ERROR)
 
 
+@pytest.mark.thorough
 def test_chains_with_minibatches_of_their_own_are_uncorrelated(without: np.ndarray) -> None:
     joint = np.kron(np.eye(2), sgld_covariance(MODEL.hessian, NOISE_WITHOUT, STEP))
     pairs = np.concatenate([without[::2], without[1::2]], axis=-1)
@@ -223,6 +224,7 @@ WRONG_LAWS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", WRONG_LAWS)
 def test_wrong_laws_are_rejected(name: str, without: np.ndarray) -> None:
     law = {"noise": NOISE_WITHOUT, "temperature": 1.0, **WRONG_LAWS[name]}

@@ -72,7 +72,10 @@ OPTIONS = {
     ("thermostat", "name"),
     [
         # One thermostat is tested with all options, several with different numbers in each chain.
-        *(("scalar", name) for name in OPTIONS),
+        *(
+            pytest.param("scalar", name, marks=[pytest.mark.thorough] * (name == "plain"))
+            for name in OPTIONS
+        ),
         *(
             pytest.param(
                 thermostat, name, marks=[pytest.mark.slow] * (name != "numbers of each chain")

@@ -138,6 +138,7 @@ def test_kinetic_temperature(thermal: tuple[str, Run]) -> None:
     check_means(run.kinetic_temperature.mean(axis=1), expected, 0.01, "kinetic temperature")
 
 
+@pytest.mark.thorough
 def test_kinetic_temperature_has_its_chi_square_law(thermal: tuple[str, Run]) -> None:
     """Tests d K / T of independent last states. Power: a Kolmogorov distance of 0.11."""
     _, run = thermal

@@ -158,11 +158,16 @@ def test_fisher_scoring_before_the_first_minibatch() -> None:
     ("kernel", "options"),
     [
         (sgmcmc.SGLD, dict(temperature=COLD)),
-        (sgmcmc.ModifiedSGLD, dict(temperature=COLD)),
         (sgmcmc.UnderdampedLangevin, dict(temperature=COLD, scheme="obabo")),
-        pytest.param(sgmcmc.SGHMC, dict(temperature=COLD), marks=pytest.mark.thorough),
-        (sgmcmc.SGNHT, dict(temperature=COLD, **THERMOSTAT)),
-        (sgmcmc.CCAdL, dict(temperature=COLD, **THERMOSTAT)),
+        *(
+            pytest.param(kernel, dict(temperature=COLD, **options), marks=pytest.mark.thorough)
+            for kernel, options in (
+                (sgmcmc.ModifiedSGLD, {}),
+                (sgmcmc.SGHMC, {}),
+                (sgmcmc.SGNHT, THERMOSTAT),
+                (sgmcmc.CCAdL, THERMOSTAT),
+            )
+        ),
         (sgmcmc.NOGIN, dict(temperature=COLD)),
     ],
 )

@@ -94,6 +94,7 @@ def check_moments(kernel: Any, expected: list[float]) -> None:
     check_means(np.stack([x**2, x**4, x**6], axis=1), expected, error)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name",
     ["SGLD", *(pytest.param(s, marks=pytest.mark.thorough) for s in ("baoab", "obabo"))],

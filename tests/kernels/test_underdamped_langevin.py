@@ -206,6 +206,7 @@ def test_states_of_two_parts(scheme: str, structure: Any) -> None:
     np.testing.assert_allclose(flat(results.momentum), expected.p, rtol=1e-10)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "scheme", [pytest.param(s, marks=[pytest.mark.thorough] * (s != "obabo")) for s in SCHEMES]
 )

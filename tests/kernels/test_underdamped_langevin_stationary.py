@@ -226,6 +226,7 @@ def test_a_broken_aboba_is_not_exact(change: tuple[str, str]) -> None:
     assert np.abs(np.linalg.solve(POSTERIOR, law) - np.eye(3)).max() > 0.05
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", LINEAR_MUTATIONS)
 def test_laws_of_broken_samplers_are_rejected(name: str, noisy_baoab: Run) -> None:
     law = read("baoab", **LINEAR_MUTATIONS[name]).covariance(NOISE)
@@ -233,6 +234,7 @@ def test_laws_of_broken_samplers_are_rejected(name: str, noisy_baoab: Run) -> No
         check(noisy_baoab, law)
 
 
+@pytest.mark.thorough
 def test_wrong_laws_are_rejected(noisy_baoab: Run) -> None:
     for noise in (NONE, MODEL.noise(BATCH, replacement=False)):
         with pytest.raises(Rejected):

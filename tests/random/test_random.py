@@ -105,7 +105,9 @@ def test_permutations_are_uniform(size: int) -> None:
     check_counts(counts, 1 / len(expected), error=0.2)
 
 
-@pytest.mark.parametrize(("size", "error"), [(11, 0.2), (257, 0.35)])
+@pytest.mark.parametrize(
+    ("size", "error"), [(11, 0.2), pytest.param(257, 0.35, marks=pytest.mark.thorough)]
+)
 @pytest.mark.parametrize("positions", [(0, 1), pytest.param((2, 3), marks=pytest.mark.slow)])
 def test_every_example_and_every_pair_is_included_alike(
     positions: tuple[int, int], size: int, error: float

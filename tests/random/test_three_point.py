@@ -46,6 +46,7 @@ def test_moments_over_all_words() -> None:
         assert moment == normal * (1 + Fraction(1, 2**31))
 
 
+@pytest.mark.thorough
 def test_every_word_has_equal_probability() -> None:
     """Over the counters, the words of one seed are all different: the hash is a bijection."""
     key = tf.unstack(tf.bitcast(SEED, tf.uint32))

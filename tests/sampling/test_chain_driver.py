@@ -60,16 +60,17 @@ def test_blocks_of_steps_on_a_gpu_end_where_a_draw_is_kept() -> None:
         with xla.for_device_kind(kind):
             found.append(
                 sgmcmc.sample_chain(
-                    quick_kernel(),
-                    state(),
+                    Walk(),
+                    tf.zeros([2]),
                     3,
-                    trace_fn=trace,
+                    trace_fn=lambda x, results: {"number": results["number"], "x": 2.0 * x},
                     num_burnin_steps=6,
                     num_steps_between_results=5,
                     **QUIET,
                 )
             )
     assert_rounded_alike(*((x.states, x.trace) for x in found))
+    assert list(found[1].trace["number"]) == [7, 13, 19]
 
 
 def test_the_chain_is_that_of_single_steps(full: Any) -> None:
@@ -489,6 +490,7 @@ def test_a_call_inside_a_program_is_refused() -> None:
         tf.function(lambda: call().final_state, autograph=False)()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_numeric_checks_of_tensorflow_do_not_disturb(jit_compile: bool) -> None:
     """They add operators that XLA cannot compile, and refuse infinities that are masked later."""

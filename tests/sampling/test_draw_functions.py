@@ -105,6 +105,7 @@ def test_loo_of_some_rows_is_exact_leave_one_out(result: Any) -> None:
     assert loo.p_loo == pytest.approx(D, rel=0.5)
 
 
+@pytest.mark.thorough
 def test_loo_of_all_rows_is_exact_leave_one_out() -> None:
     pytest.importorskip("arviz", exc_type=ImportError)
     drawn = sgmcmc.sample_chain(

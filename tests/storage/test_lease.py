@@ -58,7 +58,10 @@ def test_an_ended_process_is_succeeded_at_once(tmp_path: Path, monkeypatch: Any)
     Lease(tmp_path / "run.lock").release()
 
 
-@pytest.mark.parametrize("changed", [{"host": "elsewhere"}, {"processes": -1}])
+@pytest.mark.parametrize(
+    "changed",
+    [{"host": "elsewhere"}, pytest.param({"processes": -1}, marks=pytest.mark.thorough)],
+)
 def test_another_host_is_succeeded_when_it_is_silent(tmp_path: Path, changed: Any) -> None:
     path = tmp_path / "run.lock"
     foreign(path, **changed)

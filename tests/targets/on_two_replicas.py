@@ -30,8 +30,8 @@ from tfp_sgmcmc.sampling.shards import shard_driver
 
 
 @functools.cache
-def alone(name: str) -> np.ndarray:
-    return run(name)
+def alone(name: str, jit_compile: bool = True) -> np.ndarray:
+    return run(name, jit_compile)
 
 
 def run(name: str, jit_compile: bool = True, num_results: int = 40) -> np.ndarray:
@@ -44,7 +44,7 @@ def run(name: str, jit_compile: bool = True, num_results: int = 40) -> np.ndarra
 
 
 def on_both(name: str, jit_compile: bool) -> tuple[np.ndarray, np.ndarray]:
-    expected = alone(name)
+    expected = alone(name, jit_compile)
     with MIRRORED.scope():
         return expected, run(name, jit_compile)
 

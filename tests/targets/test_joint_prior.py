@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 from tfp_sgmcmc.adaptation.target_arguments import (
     as_problem,
     check_target,
@@ -43,7 +44,7 @@ def by_coroutine() -> Any:
     return prior
 
 
-@pytest.mark.parametrize("prior", [by_position, by_name, by_coroutine])
+@pytest.mark.parametrize("prior", fast_settings([by_position, by_name, by_coroutine], by_name))
 def test_prior_bijector_and_start_come_from_a_joint_distribution(prior: Any) -> None:
     target = sgmcmc.MinibatchLogProb.from_joint(prior(), log_likelihood, ROWS)
     assert target.batch_size == len(ROWS)

@@ -191,6 +191,7 @@ def test_exact_law(samples: np.ndarray) -> None:
     check_covariance(samples, MODEL.mean, law, relative_error=0.03)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "noise",
     [MODEL.noise(4, replacement=False), stratified_noise(2) / 2, stratified_noise(1)],

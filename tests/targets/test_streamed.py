@@ -129,6 +129,7 @@ def test_a_dataset_that_shuffles_by_itself_is_not_gone_on_with(
     assert run(shuffled(seed=seed), count, directory=tmp_path).num_results == count
 
 
+@pytest.mark.thorough
 def test_in_memory_a_dataset_may_shuffle_by_itself() -> None:
     assert run(shuffled(), 7).is_complete  # without a warning
 
@@ -156,6 +157,7 @@ def test_another_likelihood_is_not_gone_on_with(tmp_path: Path) -> None:
     assert run_with(1.0, dataset, 14, tmp_path / "callable").num_results == 14
 
 
+@pytest.mark.thorough
 def test_an_order_that_only_this_process_knows_is_not_gone_on_with(tmp_path: Path) -> None:
     pytest.importorskip("zarr")
     run(shuffled(reshuffle_each_iteration=False), 4, directory=tmp_path)

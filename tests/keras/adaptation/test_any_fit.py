@@ -93,11 +93,13 @@ def test_data_of_unknown_length_are_counted():
     assert unknown.result.windows.windows == known.result.windows.windows
 
 
+@pytest.mark.thorough
 def test_an_epoch_of_arrays_may_end_before_their_rows():
     sampler = run(X.reshape(N, 16), Y, batch_size=B, steps_per_epoch=1)
     assert len(sampler.samples[0]) == 2
 
 
+@pytest.mark.thorough
 def test_a_further_fit_goes_on():
     model, x = small_models.affine(units=3, inputs=16, jit_compile=False), X.reshape(N, 16)
     sampler = run(x, Y, model, batch_size=B)

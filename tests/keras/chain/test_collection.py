@@ -50,6 +50,7 @@ def test_burnin_by_epochs():
         assert list(callback.result.trace["step"]) == [6, 8]  # 3 steps an epoch
 
 
+@pytest.mark.thorough
 def test_only_the_sampling_phase_is_kept():
     schedule = sgmcmc.schedules.Cyclical(
         1e-3, num_steps=12, num_cycles=2, exploration_ratio=0.5

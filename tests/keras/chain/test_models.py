@@ -242,6 +242,7 @@ def samples_of(x, y=None, **arguments):
 
 
 # Keras 3 causes this warning with NumPy 2.4 when it saves a model.
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 def test_other_callbacks(tmp_path, capsys):
     model = two_layers(metrics=["accuracy"], run_eagerly=True)

@@ -114,6 +114,7 @@ def test_noise_and_state_are_single(policy):
     assert {x.dtype for x in results if x.dtype.kind != "i"} == {np.dtype(np.float32)}
 
 
+@pytest.mark.thorough
 def test_covariance_is_kept_in_single_precision():
     callback = sampler(lambda target: sgmcmc.SGHMC(target, EPS, covariance="diag"))
     model = classifier("mixed_bfloat16")

@@ -200,7 +200,9 @@ class TestWeights:
             ),
             pytest.param({"class_weight": {0: 0.8, 1: 1.2}}, False, marks=pytest.mark.thorough),
             pytest.param({"sample_weight": np.full(N, 1 / N)}, True, marks=pytest.mark.thorough),
-            ({"sample_weight": np.linspace(0.2, 1.8, N)}, False),
+            pytest.param(
+                {"sample_weight": np.linspace(0.2, 1.8, N)}, False, marks=pytest.mark.thorough
+            ),
             ({"sample_weight": np.where(np.arange(N) % 4, 0.0, 1.0)}, False),
         ],
     )

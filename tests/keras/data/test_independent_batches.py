@@ -68,6 +68,7 @@ def test_independent_batches_are_taken(data):
     assert len(callback.samples[0]) >= 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "changes",
     [
@@ -81,6 +82,7 @@ def test_the_user_may_know_better(changes):
     assert len(callback.samples[0]) == 4
 
 
+@pytest.mark.thorough
 def test_other_kernels_take_any_batches():
     callback = small_models.sampler(sgld(), N)
     small_models.fit(classifier(), callback, X, Y, batch_size=B)

@@ -77,6 +77,7 @@ class Data(keras.utils.PyDataset):
         return X[8 * i : 8 * i + 8], Y[8 * i : 8 * i + 8]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("run_eagerly", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_after_a_fit_that_ends_well(run_eagerly):
     model, callback = make_model(run_eagerly), make_sampler()

@@ -251,6 +251,7 @@ WIDER = (
     *("shared einsum", "einsum with an ellipsis", "einsum of blocks", "einsum of crossed axes"),
     *("frozen normalisation", "group normalisation", "normalisation of an early axis"),
     *("dropout off", "recurrent, may drop out", "tied weights"),
+    *("dense", "activation with weights"),
 )
 
 

@@ -59,6 +59,7 @@ def check_equal(loaded, posterior):
     assert_equal(loaded.samples, posterior.samples)
 
 
+@pytest.mark.thorough
 def test_model_and_posterior_come_back_as_they_were(posterior, tmp_path):
     """The likelihood's function is registered, so that Keras loads it."""
     posterior.model.save(tmp_path / "model.keras")

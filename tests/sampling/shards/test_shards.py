@@ -66,6 +66,7 @@ def in_memory() -> Any:
     return in_shards(chains_per_shard=2)
 
 
+@pytest.mark.thorough
 def test_each_shard_is_a_run_of_its_own(tmp_path: Path, in_memory: Any) -> None:
     result = in_shards(chains_per_shard=2, directory=tmp_path / "run")
     assert result.is_complete and result.shards == (0, 1, 2) and not result.failures

@@ -97,6 +97,7 @@ def test_wrong_estimates_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -
         assert np.trace(covariance) < 0.5 * np.trace(plain)
 
 
+@pytest.mark.thorough
 def test_every_pass_of_epochs_adds_up_to_the_full_gradient() -> None:
     base = regression(5, reshuffle="epoch", shared_batch=True, score_fn=score)
     target = sgmcmc.ControlVariate(base, CENTER)
@@ -126,6 +127,7 @@ def test_made_inside_a_compiled_function() -> None:
     np.testing.assert_allclose(gradient(tf.constant(CENTER)), expected, rtol=1e-9)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "kind",
     [

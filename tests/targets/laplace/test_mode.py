@@ -82,6 +82,7 @@ def test_report_is_that_of_the_center() -> None:
     assert not report.converged and report.offset > 0.1
 
 
+@pytest.mark.thorough
 def test_no_warning_where_it_has_converged() -> None:
     sgmcmc.find_center(GAUSSIAN.target(50), tf.zeros([3]))  # warnings are errors here
 
@@ -217,6 +218,7 @@ def least_squares() -> tuple[np.ndarray, np.ndarray]:
     return np.append(slopes, np.log(variance) / 2), np.append(deviations, 198**-0.5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("units", "dtype"),
     [

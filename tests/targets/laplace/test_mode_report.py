@@ -9,6 +9,7 @@ import tensorflow_probability as tfp
 
 import datasets
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 from tests.harness.gaussian_mean import GaussianMean
 from tests.targets.logistic_regression import log_likelihood, log_prior
 from tfp_sgmcmc.targets.laplace import mode
@@ -56,9 +57,7 @@ def dense(hessian: Any) -> np.ndarray:
     return (hessian.to_dense() if is_operator else hessian).numpy()
 
 
-@pytest.mark.parametrize(
-    "form", [pytest.param("full", marks=pytest.mark.thorough), "low_rank", "diag"]
-)
+@pytest.mark.parametrize("form", fast_settings(["full", "low_rank", "diag"], "diag"))
 def test_laplace_has_the_curvature_of_its_form(form: Any) -> None:
     _, report = sgmcmc.find_center(
         MODEL.target(10, tf.float64, score_fn=None), np.zeros(3), tolerance=1e-9, hessian=form

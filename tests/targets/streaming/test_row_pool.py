@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives
 from tfp_sgmcmc.targets.streaming.pooled import PooledLogProb
 from tfp_sgmcmc.targets.streaming.row_remainders import LinearBlocks
@@ -117,7 +118,7 @@ def moments(problem: Problem, log_probs: np.ndarray) -> tuple[np.ndarray, np.nda
 START = tf.zeros([D], tf.float64)
 
 
-@pytest.mark.parametrize("linear", [True, False])
+@pytest.mark.parametrize("linear", fast_settings([True, False], True))
 def test_a_column_far_from_zero_keeps_its_curvature_in_single_precision(linear: bool) -> None:
     """A regression on the year: its column is 580 times as far from zero as it is wide.
 

@@ -309,6 +309,7 @@ def test_epochs_too_long_for_their_noise_to_cancel_are_reported(reshuffle: Any, 
             sgmcmc.preflight(drawn, tf.constant(0.3), kernel=kernel(drawn, 1.01 * unit))
 
 
+@pytest.mark.thorough
 def test_no_length_of_an_epoch_without_epochs_or_noise() -> None:
     for drawn in (target(normal, 5), target(normal, 50, reshuffle="symmetric")):
         sgmcmc.preflight(drawn, tf.constant(0.3), kernel=sgmcmc.SGLD(drawn, 0.07))

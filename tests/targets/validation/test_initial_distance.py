@@ -97,6 +97,7 @@ def test_a_far_start_is_warned_of_and_takes_as_long_as_stated(chains: list[int])
     assert np.all(taken < 2 * found.num_steps)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("make", "distance", "size"),
     [

@@ -53,7 +53,7 @@ def test_rows_in_random_order_are_not_warned_of() -> None:
 @pytest.mark.parametrize(
     ("make", "excess"),
     [
-        (lambda target: sgmcmc.SGLD(target, 1e-4), 2.5),
+        pytest.param(lambda target: sgmcmc.SGLD(target, 1e-4), 2.5, marks=pytest.mark.thorough),
         (lambda target: sgmcmc.UnderdampedLangevin(target, 1e-3, 50.0), 1.0),
     ],
 )
