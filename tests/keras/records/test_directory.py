@@ -233,9 +233,14 @@ def test_the_seed_is_optional_and_a_run_goes_on_with_its_own(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:step_size must be below")
-def test_a_chain_that_breaks_down_lets_go_of_the_directory(tmp_path):
+@pytest.mark.parametrize(
+    "slope",
+    [1e5, pytest.param(1e9, marks=pytest.mark.thorough)],
+    ids=["after samples", "before the first"],
+)
+def test_a_chain_that_breaks_down_lets_go_of_the_directory(tmp_path, slope):
     for _ in range(2):
-        callback = sampler(tmp_path, prior=lambda state: 1e5 * tf.reduce_sum(state[0] ** 4))
+        callback = sampler(tmp_path, prior=lambda state: slope * tf.reduce_sum(state[0] ** 4))
         with pytest.raises(sgmcmc.NonFiniteChainError):
             make_model().fit(X, Y, epochs=1000, verbose=0, callbacks=[callback])
         assert all(np.isfinite(s[:]).all() for s in callback.samples)

@@ -263,6 +263,7 @@ class Recorder:
         """Restores the model's last finite state, and raises NonFiniteChainError."""
         self.failed = True
         bad, values = chain.state.not_finite(), self.samples.values
+        values = values if values and len(values[0]) else []  # none was kept so far
         self._set_back()
         for variable, samples in zip(chain.rings.recorded if values else (), values, strict=True):
             variable.assign(samples[-1] if chain.state.num_chains is None else samples[-1][0])
