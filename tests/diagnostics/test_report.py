@@ -364,6 +364,40 @@ def test_draws_in_other_coordinates_than_the_kernel_s_are_judged_in_its_own() ->
     assert wrong.problems != plain.problems
 
 
+def test_arviz_data_of_parameters_are_judged_in_the_coordinates_of_the_target() -> None:
+    """A result of `sample` holds parameters; `to_inference_data` says so."""
+    pytest.importorskip("arviz")
+    target = sgmcmc.MinibatchLogProb(
+        lambda scale: tfd.LogNormal(0.0, 1.0).log_prob(scale),
+        lambda scale, batch: tf.zeros([1]) * scale[..., tf.newaxis] * batch,
+        np.ones([4], np.float32),
+        bijector={"scale": tfp.bijectors.Exp()},
+    )
+    result = sgmcmc.sample_chain(
+        sgmcmc.CorrectedLangevin(target, 1.0), {"scale": tf.zeros([4])}, 500, seed=0,
+        num_burnin_steps=20, num_steps_between_results=4, progress_bar=False, jit_compile=False,
+    )  # fmt: skip
+    assert result.to_inference_data().posterior.attrs["draws_of"] == "state"
+    plain = sgmcmc.report(result.to_inference_data(), target)
+    exp = tfp.bijectors.JointMap({"scale": tfp.bijectors.Exp()})
+    states = {"scale": np.exp(result.states["scale"])}
+    data = dataclasses.replace(result, states=states, bijector=exp).to_inference_data()
+    assert data.posterior.attrs["draws_of"] == "parameters"
+    found = sgmcmc.report(data, target)
+    assert plain.problems == found.problems == ()
+    np.testing.assert_allclose(found.temperature, plain.temperature, rtol=1e-3)
+    del data.posterior.attrs["draws_of"]  # the control
+    assert sgmcmc.report(data, target).problems
+
+
+def test_a_single_chain_without_an_axis_of_chains_is_told() -> None:
+    target = sgmcmc.FullDataLogProb(lambda w: -0.5 * tf.reduce_sum(w**2, axis=-1))
+    chain = draws()[:, 0]
+    with pytest.raises(ValueError, match=r"target finds an axis of chains. .*'w': \(500, 3\)"):
+        sgmcmc.report({"w": chain}, target)
+    assert sgmcmc.report({"w": chain[:, np.newaxis]}, target).problems == ()
+
+
 def test_a_data_tree_is_read_as_arviz_data() -> None:
     """An `xarray.DataTree` is a mapping, too: of names of groups, not of variables."""
     xarray = pytest.importorskip("xarray")

@@ -51,6 +51,23 @@ def test_schedules_that_start_badly() -> None:
         sgmcmc.CorrectedLangevin(NORMAL, SCHEDULE)
 
 
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda t: 0.1 if t < 3 else 0.01,
+        lambda t: 0.1 / float(t + 1),
+        lambda t: 0.1 / (1 + np.asarray(t)),
+    ],
+)
+@pytest.mark.parametrize("kernel", [sgmcmc.SGLD, sgmcmc.SGNHT])
+def test_schedules_that_need_the_step_as_a_number_of_python(kernel: Any, schedule: Any) -> None:
+    """Eager steps take them."""
+    made = kernel(NORMAL, schedule)
+    made.bootstrap_results(tf.zeros([3]))
+    with pytest.raises(TypeError, match="step_size must be .* schedule of operations of Tensor"):
+        tf.function(made.bootstrap_results, autograph=False)(tf.zeros([3]))
+
+
 @pytest.mark.parametrize("temperature", [-1.0, float("nan"), np.inf])
 def test_temperatures(temperature: float) -> None:
     with pytest.raises(ValueError, match=f"temperature must be .* at least 0.*: {temperature}"):

@@ -188,3 +188,18 @@ def test_wrong_arguments(options: dict[str, Any], told: str) -> None:
     given = {"center": np.zeros([1]), "hessian": [[-1.0]], **options}
     with pytest.raises(ValueError, match=told):
         sgmcmc.IndependentMetropolis(lambda x: -(x[..., 0] ** 2), **given)
+
+
+def test_an_unknown_number_of_chains_gives_the_same_draws() -> None:
+    """As in a saved model, or a function with one signature for all numbers of chains."""
+    kernel = off_and_narrow()
+
+    def run(state: tf.Tensor) -> tf.Tensor:
+        return tfp.mcmc.sample_chain(80, state, kernel=kernel, trace_fn=None, seed=[0, 1])
+
+    start = tf.zeros([5, 1], tf.float64)
+    signature = [tf.TensorSpec([None, 1], tf.float64)]
+    found = tf.function(run, input_signature=signature, autograph=False)(start)
+    expected = tf.function(run, autograph=False)(start)
+    np.testing.assert_array_equal(found, expected)
+    assert np.all(np.ptp(expected, axis=0) > 0)

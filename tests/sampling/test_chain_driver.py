@@ -546,3 +546,21 @@ def test_a_second_run_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     other(target.with_minibatches(5), 1e-4)
     states(kernel, trace_fn=lambda _, results: results.step + 1)
     assert made == [1, 1, 1, 1]
+
+
+def test_functions_that_read_a_changed_variable_are_traced_again() -> None:
+    """The same lambda expression, evaluated again, reads the variables as they are now."""
+    target = quick_kernel().target_log_prob_fn
+
+    def check() -> None:
+        kernel = sgmcmc.SGLD(target, lambda t: 1e-3 * scale)
+        result = sgmcmc.sample_chain(
+            kernel, state(), 2, trace_fn=lambda _, r: (r.step_size, scale * tf.ones([])), **EAGER
+        )
+        np.testing.assert_allclose(result.trace[0], 1e-3 * scale)
+        np.testing.assert_array_equal(result.trace[1], scale)
+
+    scale = 1.0
+    check()
+    scale = 2.0
+    check()

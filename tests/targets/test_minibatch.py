@@ -118,6 +118,44 @@ def test_compiled_values_and_estimates_are_the_eager_ones(jit: bool) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("jit_compile", [None, False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("chunk_size", [12, 4, 5])
+def test_what_the_functions_close_over_has_its_whole_gradient(
+    chunk_size: int, jit_compile: bool | None
+) -> None:
+    """Both a variable and a watched tensor, as in empirical Bayes, beside the state's gradient.
+
+    With y_i ~ N(theta, v), theta ~ N(0, v): d/dv = -(N + 1) / 2v + (theta^2 + sum r^2) / 2v^2.
+    """
+    y, theta, v = np.arange(12.0), 3.0, 4.0
+    variance, factor, state = tf.Variable(v, dtype=tf.float64), tf.constant(1.0, tf.float64), theta
+
+    def target_of(factor: tf.Tensor) -> sgmcmc.MinibatchLogProb:
+        def normal(x: Any) -> tf.Tensor:
+            w = factor * variance
+            return -0.5 * tf.math.log(w) - 0.5 * x**2 / w
+
+        return sgmcmc.MinibatchLogProb(
+            normal, lambda t, batch: normal(batch - t[..., None]), y, 4, chunk_size=chunk_size
+        )
+
+    def gradients() -> Any:
+        with tf.GradientTape() as tape:
+            at = tf.constant(state, tf.float64)
+            tape.watch((at, factor))
+            value = made(at) if jit_compile is not None else target_of(factor)(at)
+        return tape.gradient(value, (at, variance, factor))
+
+    made = target_of(factor)
+    if jit_compile is not None:
+        gradients = tf.function(gradients, jit_compile=jit_compile, autograph=False)
+    of_state, of_variance, of_factor = gradients()
+    expected = -13 / (2 * v) + (theta**2 + np.sum((y - theta) ** 2)) / (2 * v**2)
+    np.testing.assert_allclose(of_state, (np.sum(y - theta) - theta) / v, rtol=1e-12)
+    np.testing.assert_allclose(of_variance, expected, rtol=1e-12)
+    np.testing.assert_allclose(of_factor, v * expected, rtol=1e-12)
+
+
 @pytest.mark.parametrize("chunk_size", [pytest.param(None, marks=pytest.mark.slow), 5])
 def test_hamiltonian_monte_carlo_runs_on_the_target(chunk_size: int | None) -> None:
     """Compares 2,000 chains with the conjugate posterior; finds 0.2 standard deviations."""

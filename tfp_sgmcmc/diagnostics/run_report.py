@@ -183,6 +183,9 @@ def report(
     Args:
       result: the result of `sample` or another object with `named_draws`, an
         `xarray.DataTree` or `arviz.InferenceData`, or a dict of arrays `[draws, chains, event...]`.
+        With a target that has a bijector, a dict has the unconstrained states that kernels move, as
+        `tfp.mcmc.sample_chain` returns them. So has ArviZ's data, unless `to_inference_data` of a
+        result of `sample` made them. `target.unconstrain` maps parameters to states.
       target_log_prob_fn: the log posterior that was meant: the kernel's target, or a plain
         callable. The states of ArviZ's data are dicts, name -> array.
       temperature: the temperature of the run.
@@ -215,7 +218,10 @@ def report(
     variables, states = _variables(result), getattr(result, "states", None)
     bijector = getattr(result, "bijector", None)  # of a run that chose its own coordinates
     moved = states if bijector is None else _inverse(bijector.inverse, states)
-    if bijector is not None and hasattr(target, "unconstrain"):
+    is_mapped = bijector is not None
+    if getattr(posterior, "attrs", {}).get("draws_of") == "parameters":
+        is_mapped, states = True, variables
+    if is_mapped and hasattr(target, "unconstrain"):
         states = _inverse(target.unconstrain, states)
     last, trace = (getattr(result, n, None) for n in ("final_kernel_results", "trace"))
     sampled = getattr(kernel, "target_log_prob_fn", target)
@@ -261,6 +267,13 @@ def _bias(
     """Tests at most 4000 entries. `time` is the autocorrelation time as a share of the run."""
     size = sum(int(np.prod(np.shape(x)[1:])) for x in tf.nest.flatten(states))
     num_gradients = min(num_gradients, max(20, int(_MOST_NUMBERS / max(size, 1))))
+    first = tf.nest.map_structure(lambda x: tf.convert_to_tensor(np.asarray(x[0])), states)
+    if not len(target.chain_shape(first)):
+        shapes = tf.nest.map_structure(np.shape, states)
+        raise ValueError(
+            "result must have draws [draws, chains, event...], where the target finds an axis of "
+            f"chains. Received: shapes {shapes}, without. Write x[:, np.newaxis] for one chain."
+        )
     x, g = draws_and_gradients(states, target, num_gradients, seed)
     names, most = dotted_names(states, "state"), max(1, _MOST_TESTED // len(x))
     labels, indices, sizes = list[str](), list[tuple[int, ...]](), dict[str, int]()

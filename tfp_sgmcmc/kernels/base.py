@@ -258,9 +258,23 @@ def is_schedule(value: Any) -> bool:
     return callable(value) and not tf.is_tensor(value)
 
 
-def setting_at(value: Any, step: tf.Tensor) -> Any:
-    """Returns a schedule's value at `step`, and any other setting unchanged."""
-    return value(step) if is_schedule(value) else value
+def setting_at(value: Any, step: tf.Tensor, name: str = "The setting") -> Any:
+    """Returns a schedule's value at `step`, and any other setting unchanged.
+
+    In a graph, raises TypeError for a schedule that needs the step as a number of Python.
+    """
+    if not is_schedule(value):
+        return value
+    try:
+        return value(step)
+    except (TypeError, NotImplementedError) as error:
+        if tf.executing_eagerly():
+            raise
+        raise TypeError(
+            f"{name} must be numbers or a schedule of operations of TensorFlow, such as tf.where "
+            f"in place of if, and tf.cast in place of np.asarray or float. Received: {value!r}, "
+            f"which raised: {error}"
+        ) from error
 
 
 def check_positive(name: str, value: StepSize, zero_allowed: bool = False) -> None:
@@ -285,14 +299,14 @@ def _first_value(name: str, schedule: Any) -> Any:
 
 def value_at(value: StepSize, step: tf.Tensor, state: State, name: str = "step_size") -> State:
     """Evaluates numbers and schedules at `step`, one for each part; raises as `by_part` does."""
-    return by_part(name, value, state, lambda v: setting_at(v, step))
+    return by_part(name, value, state, lambda v: setting_at(v, step, name))
 
 
 def number_at(
     value: StepSize, step: tf.Tensor, state: State, chain_ndims: int, name: str
 ) -> tf.Tensor:
     """Evaluates a number or schedule at `step`: a scalar or `[chains...]`; raises otherwise."""
-    part, value = tf.nest.flatten(state)[0], setting_at(value, step)
+    part, value = tf.nest.flatten(state)[0], setting_at(value, step, name)
     expected = "a number, or an array or tensor of one number for each chain"
     require(name, value, not tf.nest.is_nested(value), expected)
     value, chains = number_as_dtype(name, value, part.dtype), part.shape[:chain_ndims]

@@ -173,9 +173,9 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
             target_log_prob=log_prob,
             log_weight=log_prob - defensive_normal_log_prob(z, share),
             is_accepted=tf.ones_like(log_prob, tf.bool),
-            proposals=tf.zeros([size, *flat.shape], flat.dtype),
-            log_probs=tf.zeros([size, *log_prob.shape], log_prob.dtype),
-            log_weights=tf.zeros([size, *log_prob.shape], log_prob.dtype),
+            proposals=tf.zeros(_shape(size, flat), flat.dtype),
+            log_probs=tf.zeros(_shape(size, log_prob), log_prob.dtype),
+            log_weights=tf.zeros(_shape(size, log_prob), log_prob.dtype),
             center=self._center,
             factor=tf.constant(self._factor, flat.dtype),
             tail_share=share,
@@ -198,7 +198,7 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
         )
         proposed, log_prob, log_weight = (tf.gather(x, position) for x in block)
         # Half the square of two normals' norm is exponential: minus the log of a uniform number.
-        pair = random.normal([2, *log_prob.shape], log_prob.dtype, accept_seed)
+        pair = random.normal(_shape(2, log_prob), log_prob.dtype, accept_seed)
         accepts = log_weight - results.log_weight > -0.5 * tf.reduce_sum(pair**2, axis=0)
         moved = map_parts(
             lambda new, old: tf.where(append_dims(accepts, old), new, old),
@@ -220,12 +220,18 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
         self, state: State, results: IndependentMetropolisResults, seed: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns proposals, their log posteriors, and their log weights."""
-        like, shape = results.log_probs, tuple(results.proposals.shape)
+        like, shape = results.log_probs, _shape(*results.proposals.shape[:1], results.proposals[0])
         z = defensive_normal(shape, results.proposals.dtype, seed, results.tail_share)
         proposals = results.center + tf.linalg.matvec(results.factor, z)
-        flat = tf.reshape(proposals, [-1, shape[-1]])
+        flat = tf.reshape(proposals, [-1, proposals.shape[-1]])
         states = unflatten_events(flat, state, like.shape.rank - 1)
-        log_probs = tf.reshape(self._target.log_prob_of_many(states), like.shape)
+        log_probs = tf.reshape(self._target.log_prob_of_many(states), shape[:-1])
         nowhere = tf.constant(-np.inf, log_probs.dtype)
         log_probs = tf.where(tf.math.is_nan(log_probs), nowhere, log_probs)
         return proposals, log_probs, log_probs - defensive_normal_log_prob(z, results.tail_share)
+
+
+def _shape(size: int, like: tf.Tensor) -> list[Any]:
+    """Returns the shape of `size` arrays like one, with numbers where its sizes are known."""
+    known, sizes = like.shape, tf.shape(like)
+    return [size, *(sizes[i] if n is None else n for i, n in enumerate(known))]

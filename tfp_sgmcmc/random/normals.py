@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -189,7 +189,7 @@ def _three_point_values(words: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 def defensive_normal(
-    shape: tuple[int, ...], dtype: tf.DType, seed: tf.Tensor, tail_share: tf.Tensor
+    shape: Sequence[Any], dtype: tf.DType, seed: tf.Tensor, tail_share: tf.Tensor
 ) -> tf.Tensor:
     r"""Draws from \( (1 - \alpha) N(0, I) + \alpha\, t_8(0, I) \) along the last axis of `shape`.
 

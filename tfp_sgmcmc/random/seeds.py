@@ -36,7 +36,7 @@ def as_seed(seed: Any) -> tf.Tensor:
     if seed is None:
         raise ValueError(
             "seed must be an integer or a pair of integers. Received: None. A step draws all of "
-            "its random numbers from its seed."
+            "its random numbers from its seed. Pass one, as in tfp.mcmc.sample_chain(..., seed=0)."
         )
     if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
         words = np.array([int(seed) >> shift & 0xFFFFFFFF for shift in (32, 0)], np.uint32)

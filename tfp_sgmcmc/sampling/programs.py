@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import tree
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks, xla
 from tfp_sgmcmc.internal.replicas import Replicas
+from tfp_sgmcmc.internal.snapshots import is_same, snapshot
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel, is_schedule
 from tfp_sgmcmc.sampling.loop import (
     Loop,
@@ -68,8 +68,9 @@ def kept_loop(
         known = tf.nest.map_structure(lambda x: (x.shape, x.dtype), settings)
         key = type(kernel), fixed, str(known), trace_fn, view, *options
         loops = kept_program(target, "loops", (), list)  # which copies of the target share
+    key = snapshot(key)
     for kept in loops:
-        if _is_same(kept[0], key):
+        if is_same(kept[0], key):
             loops.remove(kept)
             break
     else:
@@ -103,26 +104,6 @@ def _as_argument(number: Any) -> tf.Tensor:
     # float64 keeps all digits of a Python number until the kernel rounds it to the state's dtype.
     is_python = isinstance(number, int | float)
     return tf.convert_to_tensor(number, tf.float64 if is_python else None)
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    """Returns whether two values are one object, or equal numbers, names, nests or functions."""
-    if isinstance(a, FunctionType) and isinstance(b, FunctionType):
-        # A lambda expression makes a new function each time that it is evaluated.
-        return a.__globals__ is b.__globals__ and _is_same(_parts_of(a), _parts_of(b))
-    if type(a) is type(b) and isinstance(a, tuple | list):
-        return len(a) == len(b) and all(map(_is_same, a, b))
-    if type(a) is type(b) and isinstance(a, dict):
-        return a.keys() == b.keys() and all(_is_same(a[k], b[k]) for k in a)
-    return a is b or (type(a) is type(b) and isinstance(a, int | float | str) and a == b)
-
-
-def _parts_of(function: FunctionType) -> tuple[Any, ...]:
-    try:
-        enclosed = tuple(id(cell.cell_contents) for cell in function.__closure__ or ())
-    except ValueError:  # a variable without a value yet
-        enclosed = (id(function),)
-    return function.__code__, function.__defaults__, function.__kwdefaults__, enclosed
 
 
 def export_program(

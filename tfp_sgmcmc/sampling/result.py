@@ -384,12 +384,16 @@ class SampleResult:
 
         This is an `xarray.DataTree` for ArviZ 1, and an `arviz.InferenceData` before. Arrays are
         named by the keys of their nests, such as `w.kernel` or `state.0`. Draws in a directory are
-        read on use.
+        read on use. The posterior's attribute `draws_of` is "parameters" if the draws are those of
+        the model's parameters, as from `sample`, and "state" if they are the kernel's states.
 
         Raises:
           ModuleNotFoundError: ArviZ and xarray are not installed.
         """
-        return extras.inference_data(self._datasets())
+        groups = self._datasets()
+        has_parameters = self.bijector is not None or self.choices is not None
+        groups["posterior"].attrs["draws_of"] = "parameters" if has_parameters else "state"
+        return extras.inference_data(groups)
 
     def _datasets(self) -> dict[str, Any]:
         extras.import_arviz()

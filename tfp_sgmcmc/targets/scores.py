@@ -207,6 +207,7 @@ def total_of_chunks(of_chunk: Callable[[Any, int], Any], num_examples: int, size
         body,
         (tf.constant(first), total),
         parallel_iterations=1,
+        maximum_iterations=num_examples // size,  # XLA needs a bound to differentiate the loop
     )[1]
 
 
@@ -214,21 +215,22 @@ def with_given_gradient(fn: Callable[[State], tuple[tf.Tensor, State]], state: S
     """Returns the value of `fn(state)`, a function that returns a value and its gradient.
 
     Tapes of the caller use that gradient, and raise NotImplementedError for a second derivative.
+    What `fn` closes over, such as a variable or a tensor that they watch, they differentiate as
+    usual.
     """
+    # Hidden from the caller's tape, which would otherwise keep every chunk in eager mode.
+    hidden = [tf.stop_gradient(x) for x in tf.nest.flatten(state)]
+    result, gradient = fn(tf.nest.pack_sequence_as(state, hidden))
 
     @tf.custom_gradient
-    def value(*leaves: tf.Tensor) -> Any:
-        # Hidden from the caller's tape, which would otherwise keep every chunk in eager mode.
-        hidden = [tf.stop_gradient(x) for x in leaves]
-        result, gradient = fn(tf.nest.pack_sequence_as(state, hidden))
-
+    def zero(*leaves: tf.Tensor) -> Any:
         def vjp(upstream: tf.Tensor) -> list[tf.Tensor]:
             pairs = zip(tf.nest.flatten(gradient), leaves, strict=True)
             return [append_dims(upstream, g) * _of_first_order(g, x) for g, x in pairs]
 
-        return result, vjp
+        return tf.zeros_like(result), vjp
 
-    return value(*tf.nest.flatten(state))
+    return result + zero(*tf.nest.flatten(state))
 
 
 @tf.custom_gradient
@@ -290,9 +292,10 @@ def sum_values(
     `fn(states, start, size)` returns the sum over `size` examples from `start` on. If all values
     are too many for one evaluation, chunks have so many examples that their values at all states
     fit a cache. The first chunk may have fewer. 20,000 negative binomial examples at 100 states
-    took 0.24 s in chunks of 2^16 values, and 0.42 s in chunks of 2^20.
+    took 0.24 s in chunks of 2^16 values, and 0.42 s in chunks of 2^20. An unknown number of states
+    counts as 1,000.
     """
-    num_states, size = tf.nest.flatten(states)[0].shape[0], num_examples
+    num_states, size = tf.nest.flatten(states)[0].shape[0] or 1_000, num_examples
     if num_examples * num_states > _MOST_VALUES:
         size = max(1, _CHUNK_VALUES // num_states)
     return total_of_chunks(lambda start, size: fn(states, start, size), num_examples, size)
