@@ -1,5 +1,7 @@
 """Experiments on restricted Boltzmann machines: their measures by hand, and their quick forms."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,6 +11,7 @@ from benchmarks.reproductions import (
     drbm_hmc,
     drbm_kdd,
     drbm_kdd_posterior,
+    drbm_kdd_programs,
     drbm_modes,
     drbm_shang,
 )
@@ -135,3 +138,18 @@ def test_replica_exchange_sees_the_same_levels_as_hmc() -> None:
     # Replica exchange has had too few steps for its starts to agree, and HMC agrees better.
     assert found["HMC"].r_hat_joint < found["replica exchange"].r_hat_joint
     assert len(drbm_modes.claims(found)) == 2
+
+
+def test_draws_of_programs_are_read_by_method(tmp_path: Path) -> None:
+    name = "SGFS-d, B = gamma N V"
+    parts = {f"kept_{i}": np.arange(6.0).reshape(6, 1) + i for i in range(4)}
+    path = tmp_path / f"{drbm_kdd_programs.file_name(name)}.draws.npz"
+    np.savez(path, seconds=np.array([9.0, 1.0, 3.0]), device=np.array("a GPU"), **parts)
+    states, seconds, device = drbm_kdd_programs.read(tmp_path, name, 4)
+    assert (seconds, device) == (6.0, "a GPU")  # the first call counts as the mean of the others
+    for i, part in enumerate(states):
+        np.testing.assert_array_equal(part[:, 0], np.arange(4.0) + i)
+    with pytest.raises(ValueError, match="must hold 7 states. Received: 6"):
+        drbm_kdd_programs.read(tmp_path, name, 7)
+    with pytest.raises(SystemExit, match="SGFS-f.draws.npz does not exist"):
+        drbm_kdd_programs.read(tmp_path, "SGFS-f", 4)
