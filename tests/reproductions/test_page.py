@@ -195,6 +195,7 @@ def test_every_module_is_an_experiment_of_the_page() -> None:
         "__main__",
         "against_passes",
         "drbm_hmc",
+        "drbm_kdd_programs",
         "experiment",
         "page",
         "protocols",
