@@ -56,7 +56,6 @@ def test_without_replacement(without: np.ndarray) -> None:
     check_covariance(without, MODEL.mean, law, VARIANCE_ERROR)
 
 
-@pytest.mark.thorough
 def test_chains_with_minibatches_of_their_own_are_uncorrelated(without: np.ndarray) -> None:
     joint = np.kron(np.eye(2), sgld_covariance(MODEL.hessian, NOISE_WITHOUT, STEP))
     pairs = np.concatenate([without[::2], without[1::2]], axis=-1)

@@ -241,7 +241,6 @@ def test_the_pool_has_the_smallest_hashes(size):
     np.testing.assert_array_equal(pool.x, x[pool.y])
 
 
-@pytest.mark.thorough
 def test_weights_of_classes_reach_the_pool_of_independent_batches():
     data = sgmcmc.keras.IndependentBatches(X, Y, batch_size=B, seed=0)
     found, by_class = sgmcmc.keras.SamplerCallback(seed=3), {0: 1.0, 1: 5.0, 2: 0.5, 3: 1.0}
