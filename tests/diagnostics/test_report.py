@@ -390,6 +390,19 @@ def test_arviz_data_of_parameters_are_judged_in_the_coordinates_of_the_target() 
     assert sgmcmc.report(data, target).problems
 
 
+@pytest.mark.parametrize("parts", [1, 2], ids=["a tensor", "a list"])
+def test_arviz_data_of_states_without_names_suit_the_target(parts: int) -> None:
+    pytest.importorskip("arviz")
+    target = sgmcmc.FullDataLogProb(lambda *w: -0.5 * sum(x**2 for x in w))
+    state = tf.zeros([]) if parts == 1 else [tf.zeros([])] * parts
+    result = sgmcmc.sample_chain(
+        sgmcmc.CorrectedLangevin(target, 1.0), state, 60, seed=0, num_chains=4,
+        progress_bar=False, jit_compile=False,
+    )  # fmt: skip
+    own, data = (sgmcmc.report(x, target) for x in (result, result.to_inference_data()))
+    assert data.temperature is not None and data.temperature == own.temperature
+
+
 def test_a_single_chain_without_an_axis_of_chains_is_told() -> None:
     target = sgmcmc.FullDataLogProb(lambda w: -0.5 * tf.reduce_sum(w**2, axis=-1))
     chain = draws()[:, 0]

@@ -32,6 +32,13 @@ def test_wrappers_are_refused_before_the_first_step(name: str, kernel: Any) -> N
         made.bootstrap_results(STATE)
 
 
+def test_states_divided_over_devices_are_refused() -> None:
+    kernel = sgmcmc.SGLD(MODEL.target(4), 0.01)
+    assert kernel.experimental_with_shard_axes([]) is kernel
+    with pytest.raises(NotImplementedError, match=r"must be empty.*Received: \['a'\]"):
+        kernel.experimental_with_shard_axes(["a"])
+
+
 @pytest.mark.thorough
 def test_a_wrapper_around_a_wrapper_is_refused_in_a_chain() -> None:
     with warnings.catch_warnings():

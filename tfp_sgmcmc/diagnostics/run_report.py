@@ -219,8 +219,8 @@ def report(
     bijector = getattr(result, "bijector", None)  # of a run that chose its own coordinates
     moved = states if bijector is None else _inverse(bijector.inverse, states)
     is_mapped = bijector is not None
-    if getattr(posterior, "attrs", {}).get("draws_of") == "parameters":
-        is_mapped, states = True, variables
+    if draws_of := getattr(posterior, "attrs", {}).get("draws_of"):
+        is_mapped, states = draws_of == "parameters", _without_names(variables)
     if is_mapped and hasattr(target, "unconstrain"):
         states = _inverse(target.unconstrain, states)
     last, trace = (getattr(result, n, None) for n in ("final_kernel_results", "trace"))
@@ -296,6 +296,14 @@ def _bias(
 def _inverse(fn: Any, states: Any) -> Any:
     """Returns a function of states, such as a bijector's inverse, at draws as arrays."""
     return fn(tf.nest.map_structure(lambda x: tf.convert_to_tensor(np.asarray(x)), states))
+
+
+def _without_names(variables: dict[str, np.ndarray]) -> Any:
+    """Returns draws of a tensor or a list as such, which ArviZ's data of a result give names."""
+    if [*variables] == ["state"]:
+        return variables["state"]
+    is_list = [*variables] == [f"state.{i}" for i in range(len(variables))]
+    return [*variables.values()] if is_list else variables
 
 
 def _spread(size: int, most: int) -> np.ndarray:

@@ -115,6 +115,15 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
     def is_calibrated(self) -> bool:
         return False
 
+    def experimental_with_shard_axes(self, shard_axis_names: Any) -> Any:
+        """Returns this kernel if there are no names; otherwise raises NotImplementedError."""
+        if any(tf.nest.flatten(shard_axis_names)):
+            raise NotImplementedError(
+                "shard_axis_names must be empty, because this kernel does not divide a state over "
+                f"devices. Received: {shard_axis_names}. ShardedLogProb divides the data."
+            )
+        return self
+
     @property
     def target_log_prob_fn(self) -> Any:
         return self._parameters["target_log_prob_fn"]
