@@ -193,7 +193,6 @@ PROTOCOLS: dict[str, Protocol] = {
     "blr_shang_marginals": Protocol(
         "section 4.2, figure 2, bottom row: A = 10",
         (
-            Difference("states after the burn-in", "10^6", "10^5"),
             Difference(
                 "standard deviations of the two weights",
                 "up to about 0.005, by the axes",
