@@ -59,7 +59,7 @@ def nested(number: float) -> Any:
         (np.ones(3), np.ones(3), np.ones(3, np.float32)),
         (of_this_module, of_this_module, through_another),
     ],
-    ids=str,
+    ids=["number", "dtype of a number", "name", "nest", "array", "dtype of an array", "function"],
 )
 def test_variables_of_enclosing_functions(first: Any, equal: Any, other: Any) -> None:
     make, change = enclosing(first)

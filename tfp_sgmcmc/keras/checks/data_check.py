@@ -72,8 +72,10 @@ def _check_units(model: keras.Model, batch: Any, outputs: Any) -> None:
 
 
 def _largest(nest: Any) -> float:
-    arrays = [np.abs(np.asarray(a, np.float64)) for a in internals.array_leaves(nest)]
-    return max((float(a.max(initial=0)) for a in arrays if a.dtype.kind == "f"), default=0.0)
+    """Returns the largest size of an entry, 0 without numbers."""
+    arrays = map(np.asarray, internals.array_leaves(nest))
+    numbers = [np.abs(a.astype(np.float64)) for a in arrays if a.dtype.kind in "biuf"]
+    return max((float(a.max(initial=0)) for a in numbers), default=0.0)
 
 
 def cause_in_data(model: keras.Model, source: Source) -> str | None:
