@@ -86,10 +86,26 @@ def test_targets_without_a_fisher_matrix(target: sgmcmc.targets.Target) -> None:
             dict(alpha=1.0, B=FullMatrix(np.eye(2))),
             r"a chain's state has 3 entries. Received: shape \(2, 2\)",
         ),
-        (MODEL.target(3), dict(alpha=0.0), "with alpha = 0 or B = 'fisher' .* rank of at most 2"),
-        (MODEL.target(3), dict(alpha=1.0, B="fisher"), "rank of at most 2"),
-        (MODEL.target(3), dict(alpha=0.0, covariance="low_rank"), "rank of at most 2"),
-        (MODEL.target(8, num_groups=2), dict(alpha=0.0), "Received: 2 scores .* num_groups"),
+        (
+            MODEL.target(3),
+            dict(alpha=0.0, num_estimation_steps=0),
+            "with alpha = 0 or B = 'fisher' .* rank of at most 2",
+        ),
+        (
+            MODEL.target(3),
+            dict(alpha=1.0, B="fisher", num_estimation_steps=1),
+            "rank of at most 2",
+        ),
+        (
+            MODEL.target(3),
+            dict(alpha=0.0, covariance="low_rank", num_estimation_steps=1),
+            "rank of at most 2",
+        ),
+        (
+            MODEL.target(8, num_groups=2),
+            dict(alpha=0.0, num_estimation_steps=2),
+            "Received: 2 scores .* num_groups",
+        ),
         (MODEL.target(12), dict(alpha=0.0), "all its examples, which bring no noise"),
         (sgmcmc.GrowingBatch(TARGET), dict(alpha=0.0), "comes to hold all its examples"),
         (

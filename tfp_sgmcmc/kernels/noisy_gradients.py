@@ -69,7 +69,7 @@ class GradientNoise:
             return None
         minibatches = max(1, self.estimation_steps(given, state, chain_ndims))
         if isinstance(average := self.covariance.average, History):
-            minibatches = min(minibatches, len(average.weights))
+            minibatches = min(max(1, minibatches - average.lag), len(average.weights))
         return minibatches * max(0, self._target.num_scores - 1)
 
     def _entries_by_score(self, state: State, chain_ndims: int) -> float:
