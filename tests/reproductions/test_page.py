@@ -175,11 +175,11 @@ def test_a_failing_experiment_fails_the_command_and_no_other(
     monkeypatch.setattr(
         __main__, "command", lambda name, *_: [sys.executable, "-S", "-c", programs[name]]
     )
-    failed = __main__.run(only=tuple(programs), folder=str(tmp_path), timeout=1.0)
+    failed = __main__.run(only=tuple(programs), folder=str(tmp_path), timeout=2.0)
     assert failed == ["breaks", "hangs"]
     assert all((tmp_path / f"{name}.txt").exists() for name in ("first", "last"))
     assert "- `breaks` failed: ValueError: no data." in text(tmp_path)
-    assert "- `hangs` failed: it took longer than 1 s." in text(tmp_path)
+    assert "- `hangs` failed: it took longer than 2 s." in text(tmp_path)
     assert "Traceback" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="failed: breaks, hangs"):
         __main__.show(failed)
