@@ -23,6 +23,7 @@ stopped between blocks of 50 draws, or within a block when the process has used 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import resource
@@ -46,6 +47,7 @@ from benchmarks.common.environment import use_one_core
 from benchmarks.common.logistic import as_batch, gaussian_log_prior, log_likelihood
 from benchmarks.common.memory import in_new_process
 from benchmarks.common.tables import Table
+from benchmarks.cost.numpyro_nuts import NUM_WARMUP
 from benchmarks.posteriordb.regressions import POSTERIORS as REGRESSIONS
 
 tfd = tfp.distributions
@@ -59,6 +61,9 @@ class Times(NamedTuple):
     first: float
     second: float
     ess: float
+
+
+UNKNOWN = Times(np.nan, np.nan, np.nan)
 
 
 class Problem(NamedTuple):
@@ -186,26 +191,31 @@ def time_of_numpyro(name: str, num_results: int, python: str, most_seconds: floa
         path = Path(folder, "problem.npz")
         np.savez(path, allow_pickle=False, **problem.for_numpyro)
         command = [python, "-m", "benchmarks.cost.numpyro_nuts", path, str(num_results)]
-        core = str(min(os.sched_getaffinity(0)))
-        limit = ["prlimit", f"--cpu={int(2 * most_seconds + 60)}", "taskset", "-c", core]
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         done = subprocess.run(
-            [*limit, *command], capture_output=True, text=True, cwd=ROOT, env=environment,
-            check=False,
+            command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False,
+            preexec_fn=functools.partial(limit, most_seconds),
         )  # fmt: skip
     if done.returncode:
-        return Times(np.nan, np.nan, np.nan)
+        return UNKNOWN
     found = json.loads(done.stdout)
-    ess, share = found["ess"], num_results / (num_results + 500)
+    if max(found["seconds"]) > most_seconds:
+        return UNKNOWN
+    ess, share = found["ess"], num_results / (num_results + NUM_WARMUP)
     more = 1 + share * max(0.0, _GOAL / ess - 1)
     return Times(*(seconds * more for seconds in found["seconds"]), ess)
 
 
-def time_of_nuts(name: str, num_results: int, most_seconds: float) -> Times:
-    """Times NUTS with its adaptation, compiled once and run twice."""
+def limit(most_seconds: float) -> None:
+    """Keeps this process on one core, and ends it where two calls of NUTS would take too long."""
     use_one_core()
     most = int(time.process_time() + 2 * most_seconds + 60)  # of making the data and importing
     resource.setrlimit(resource.RLIMIT_CPU, (most, most))
+
+
+def time_of_nuts(name: str, num_results: int, most_seconds: float) -> Times:
+    """Times NUTS with its adaptation, compiled once and run twice."""
+    limit(most_seconds)
     target, start, _ = PROBLEMS[name]()
     dtype = tf.nest.flatten(start)[0].dtype
     zeros = tf.nest.map_structure(lambda x: tf.zeros([_NUM_CHAINS, *x.shape], dtype), start)
@@ -222,16 +232,16 @@ def time_of_nuts(name: str, num_results: int, most_seconds: float) -> Times:
     for seed in range(2):
         began = time.process_time()
         state, results, kept = parts, kernel.bootstrap_results(parts), list[Any]()
-        for i in range(500 // _BLOCK + num_blocks):
+        for i in range(NUM_WARMUP // _BLOCK + num_blocks):
             last = run(state, results, tf.constant([seed, i]))
             state, results = [x[-1] for x in last.all_states], last.final_kernel_results
-            if i >= 500 // _BLOCK:
+            if i >= NUM_WARMUP // _BLOCK:
                 kept.append([x.numpy() for x in last.all_states])
             if time.process_time() - began > most_seconds:
-                return Times(np.nan, np.nan, np.nan)
+                return UNKNOWN
         elapsed = time.process_time() - began
         ess = worst_size([np.concatenate(part) for part in zip(*kept, strict=True)])
-        share = num_blocks / (num_blocks + 500 // _BLOCK)
+        share = num_blocks / (num_blocks + NUM_WARMUP // _BLOCK)
         seconds.append(elapsed * (1 + share * max(0.0, _GOAL / ess - 1)))
     return Times(*seconds, ess)
 
@@ -251,15 +261,14 @@ def run(
       most_seconds: processor seconds that a call of NUTS may take.
       python: an interpreter that has NumPyro; empty leaves it out.
     """
-    unknown = Times(np.nan, np.nan, np.nan)
     for name in problems:
         ours = Times(*in_new_process(time_of_sample, name, num_results))
         cached = time_of_cached(name, num_results)
         try:
             nuts = Times(*in_new_process(time_of_nuts, name, num_results, most_seconds))
         except BrokenProcessPool:  # the process was ended
-            nuts = unknown
-        other = time_of_numpyro(name, num_results, python, most_seconds) if python else unknown
+            nuts = UNKNOWN
+        other = time_of_numpyro(name, num_results, python, most_seconds) if python else UNKNOWN
         fastest = (np.fmin(nuts.first, other.first), np.fmin(nuts.second, other.second))
         ratios = fastest[0] / ours.first, fastest[1] / ours.second
         yield name, ours.first, ours.second, cached, ours.ess, *nuts, *other, *ratios

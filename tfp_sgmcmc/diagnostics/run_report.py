@@ -187,7 +187,8 @@ def report(
         `tfp.mcmc.sample_chain` returns them. So has ArviZ's data, unless `to_inference_data` of a
         result of `sample` made them. `target.unconstrain` maps parameters to states.
       target_log_prob_fn: the log posterior that was meant: the kernel's target, or a plain
-        callable. The states of ArviZ's data are dicts, name -> array.
+        callable. The states of ArviZ's data are dicts, name -> array, unless `to_inference_data` of
+        a result gave names to a tensor or a list.
       temperature: the temperature of the run.
       seed: an integer or two, which names minibatches for the gradients; None takes all examples.
       kernel: the kernel of the run; None takes that of a `SampleResult`.

@@ -182,6 +182,11 @@ def static_or_dynamic_shape(x: tf.Tensor) -> Any:
     return x.shape if x.shape.is_fully_defined() else tf.shape(x)
 
 
+def sizes_of(x: tf.Tensor) -> list[Any]:
+    """Returns the shape as a list, with numbers where sizes are known and tensors elsewhere."""
+    return [tf.shape(x)[i] if n is None else n for i, n in enumerate(x.shape)]
+
+
 def append_dims(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """Appends axes of size one to `x`, shape `[chains...]`, until it has the rank of `like`."""
     return x[(..., *[tf.newaxis] * (like.shape.rank - x.shape.rank))]

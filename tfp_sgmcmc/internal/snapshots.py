@@ -94,9 +94,11 @@ def _function(function: FunctionType, seen: frozenset[int]) -> _Function:
     def enclosed() -> Iterator[Any]:
         for cell in function.__closure__ or ():
             try:
-                yield look(cell.cell_contents)
+                value = cell.cell_contents
             except ValueError:  # a variable without a value yet
                 yield function
+            else:
+                yield look(value)
 
     return _Function(
         function.__code__,

@@ -17,6 +17,7 @@ from tfp_sgmcmc.internal.nest import (
     convert_state,
     flatten_events,
     map_parts,
+    sizes_of,
     unflatten_events,
 )
 from tfp_sgmcmc.kernels.base import check_results
@@ -173,9 +174,9 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
             target_log_prob=log_prob,
             log_weight=log_prob - defensive_normal_log_prob(z, share),
             is_accepted=tf.ones_like(log_prob, tf.bool),
-            proposals=tf.zeros(_shape(size, flat), flat.dtype),
-            log_probs=tf.zeros(_shape(size, log_prob), log_prob.dtype),
-            log_weights=tf.zeros(_shape(size, log_prob), log_prob.dtype),
+            proposals=tf.zeros([size, *sizes_of(flat)], flat.dtype),
+            log_probs=tf.zeros([size, *sizes_of(log_prob)], log_prob.dtype),
+            log_weights=tf.zeros([size, *sizes_of(log_prob)], log_prob.dtype),
             center=self._center,
             factor=tf.constant(self._factor, flat.dtype),
             tail_share=share,
@@ -198,7 +199,7 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
         )
         proposed, log_prob, log_weight = (tf.gather(x, position) for x in block)
         # Half the square of two normals' norm is exponential: minus the log of a uniform number.
-        pair = random.normal(_shape(2, log_prob), log_prob.dtype, accept_seed)
+        pair = random.normal([2, *sizes_of(log_prob)], log_prob.dtype, accept_seed)
         accepts = log_weight - results.log_weight > -0.5 * tf.reduce_sum(pair**2, axis=0)
         moved = map_parts(
             lambda new, old: tf.where(append_dims(accepts, old), new, old),
@@ -220,7 +221,7 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
         self, state: State, results: IndependentMetropolisResults, seed: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns proposals, their log posteriors, and their log weights."""
-        like, shape = results.log_probs, _shape(*results.proposals.shape[:1], results.proposals[0])
+        like, shape = results.log_probs, sizes_of(results.proposals)
         z = defensive_normal(shape, results.proposals.dtype, seed, results.tail_share)
         proposals = results.center + tf.linalg.matvec(results.factor, z)
         flat = tf.reshape(proposals, [-1, proposals.shape[-1]])
@@ -229,9 +230,3 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
         nowhere = tf.constant(-np.inf, log_probs.dtype)
         log_probs = tf.where(tf.math.is_nan(log_probs), nowhere, log_probs)
         return proposals, log_probs, log_probs - defensive_normal_log_prob(z, results.tail_share)
-
-
-def _shape(size: int, like: tf.Tensor) -> list[Any]:
-    """Returns the shape of `size` arrays like one, with numbers where its sizes are known."""
-    known, sizes = like.shape, tf.shape(like)
-    return [size, *(sizes[i] if n is None else n for i, n in enumerate(known))]

@@ -11,7 +11,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.nest import State, append_dims, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import (
+    State,
+    append_dims,
+    flatten_events,
+    sizes_of,
+    unflatten_events,
+)
 from tfp_sgmcmc.internal.vectorize import map_examples
 from tfp_sgmcmc.targets.base import value_and_gradient
 
@@ -46,7 +52,7 @@ def mapped_scores(
     """
 
     def in_groups(x: tf.Tensor) -> tf.Tensor:
-        shape = [tf.shape(x)[i] if n is None else n for i, n in enumerate(x.shape)]
+        shape = sizes_of(x)
         size = shape[batch_ndims] // num_rows
         x = tf.reshape(x, [*shape[:batch_ndims], num_rows, size, *shape[batch_ndims + 1 :]])
         return _move_axis(x, batch_ndims, 0)

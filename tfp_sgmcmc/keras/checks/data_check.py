@@ -14,7 +14,7 @@ from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.posterior.batches import checked_inputs
 from tfp_sgmcmc.targets.data import rows_not_finite
 
-_MOST_BAD = 32  # rows that are not finite for which the loss is evaluated
+_MOST_ROWS = 32  # for which outputs and losses are evaluated
 _MOST_NATS = 1000.0  # a target's loss before the first step, beyond which units do not fit
 _MOST_OF_COUNTS = 1e5  # the same, for whole numbers, which may be counts
 
@@ -28,7 +28,7 @@ def check_data(model: keras.Model, source: Source) -> None:
     Warns:
       UserWarning: the loss of some rows is so large that x or y have other units than the network.
     """
-    batch = source.batch(_MOST_BAD)
+    batch = source.batch(_MOST_ROWS)
     if batch is None:
         return
     outputs = _outputs(model, checked_inputs(model, batch[0]))
@@ -40,7 +40,7 @@ def check_data(model: keras.Model, source: Source) -> None:
     compiled_loss.check_labels(model, source.arrays[1], outputs)
     for name, nest in zip("xy", source.arrays, strict=False):
         bad = _rows_not_finite(nest)
-        if len(bad) and not _has_finite_loss(model, source.rows(bad[:_MOST_BAD])):
+        if len(bad) and not _has_finite_loss(model, source.rows(bad[:_MOST_ROWS])):
             raise ValueError(
                 f"{name} must have finite entries wherever the loss depends on them. "
                 f"Received: NaN or infinity in {len(bad)} of {source.num_examples} rows, first in "
@@ -90,7 +90,7 @@ def cause_in_data(model: keras.Model, source: Source) -> str | None:
     found, num_rows, wrong_labels = list[int](), 0, ""
     for batch in source.passes():
         bad = np.union1d(*(_rows_not_finite(nest) for nest in batch[:2]))
-        rows = internals.map_arrays(lambda a, i=bad[:_MOST_BAD]: tf.gather(a, i), batch)
+        rows = internals.map_arrays(lambda a, i=bad[:_MOST_ROWS]: tf.gather(a, i), batch)
         if len(bad) and not _has_finite_loss(model, rows):
             found += (num_rows + bad).tolist()
         elif not wrong_labels:

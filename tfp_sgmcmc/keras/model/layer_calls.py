@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.covariance.factored_scores import EmbeddingScores, FactoredScores, OuterProducts
+from tfp_sgmcmc.internal.nest import sizes_of
 from tfp_sgmcmc.keras.model import internals
 
 # Layers that multiply a normalised input by a gain and add an offset. GroupNormalization is not
@@ -92,8 +93,8 @@ def _layer_factors(
         return _einsum_factors(layer, tf.cast(inputs, layer.variable_dtype), d)
     d = _along_positions(d)
     if isinstance(layer, keras.layers.Embedding):
-        shape = [tf.shape(d)[i] if n is None else n for i, n in enumerate(d.shape[:2])]
-        return [(layer.embeddings, (tf.reshape(tf.cast(inputs, tf.int32), shape), d))]
+        rows = tf.reshape(tf.cast(inputs, tf.int32), sizes_of(d)[:2])
+        return [(layer.embeddings, (rows, d))]
     if isinstance(layer, internals.CONVOLUTIONS):
         inputs = patches(layer, inputs)
     inputs = tf.cast(_along_positions(inputs), layer.variable_dtype)
