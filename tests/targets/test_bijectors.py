@@ -151,6 +151,9 @@ def test_bijector_from_vector_to_matrix() -> None:
             + np.linalg.slogdet(jacobian)[1]
         )
     np.testing.assert_allclose(target(tf.constant(u)), expected, rtol=1e-7)
+    message = r"method forward for an unconstrained part .* correlation_cholesky .* shape \(4,\)"
+    with pytest.raises(ValueError, match=message):
+        target(tf.zeros([4], tf.float64))  # 3 or 6 entries are the half of a matrix
 
 
 Y = np.array([0.4, 1.3, 0.2, 0.9, 1.7, 0.8])

@@ -20,6 +20,7 @@ from tfp_sgmcmc.targets import ControlVariate, MinibatchLogProb
 from tfp_sgmcmc.targets.base import ExpansionError
 from tfp_sgmcmc.targets.control_variates.control_variate import RemainderCovariance
 from tfp_sgmcmc.targets.laplace.quadratic import GUARD
+from tfp_sgmcmc.targets.validation.gradient_check import check_chains
 
 NUM_STATES = 16  # at which the noise is evaluated at a time
 _OF_STEPS = 0.01  # excess variance, of either sign, that a step of 1 may cause
@@ -274,6 +275,14 @@ class LangevinSelector:
         draws = random.normal([NUM_STATES, dim], tf.float64, self._seed).numpy()
         self._timed: dict[int, PilotChains] = {}
         zero = tf.zeros([dim], dtype)
+        two = tf.nest.map_structure(lambda x: tf.stack([x, x]), self.found.center)
+        try:
+            check_chains(self._problem.parts[0], two, 1)
+        except Exception as error:  # whatever the user's function raises
+            raise _Dropped(
+                "log_likelihood_fn must also take data of shape [chains..., n, ...], as "
+                f"tf.linalg.matvec(x, theta) does. It raised {type(error).__name__}: {error}"
+            ) from error
         try:
             self._control = ControlVariate(self.found.target, zero, order=2, importance="pilot")
         except ExpansionError as error:

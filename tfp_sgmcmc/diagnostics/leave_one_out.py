@@ -254,13 +254,14 @@ def compare(models: Mapping[str, Any]) -> Comparison:
 
     Raises:
       ValueError: there are fewer than two models, or they were evaluated on different rows.
-      TypeError: a model is something else.
+      TypeError: `models` is no dict, or a model is something else.
     """
-    if not isinstance(models, Mapping) or len(models) < 2:
-        raise ValueError(
-            "models must be a dict of at least two results, by name. Received: "
-            f"{models if not isinstance(models, Mapping) else [*models]!r}."
+    if not isinstance(models, Mapping):
+        raise TypeError(
+            f"models must be a dict of results, by name. Received: a {type(models).__name__}."
         )
+    if len(models) < 2:
+        raise ValueError(f"models must hold at least two results. Received: {[*models]}.")
     found: dict[str, LeaveOneOut] = {}
     for name, model in models.items():
         found[str(name)] = model.loo() if hasattr(model, "loo") else model

@@ -169,12 +169,26 @@ def make_call(packed: bytes) -> Any:
 
 
 def check_executor(executor: Any) -> None:
-    """Raises TypeError unless an executor is None or has a method `submit`."""
+    """Raises an error unless an executor is None or has a method `submit` and does not fork.
+
+    A forked process never ends its first TensorFlow operation.
+
+    Raises:
+      TypeError: it has no such method.
+      ValueError: it forks this process.
+    """
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise TypeError(
             "executor must have a method submit(function, argument), such as an executor of "
             "concurrent.futures or a Client of dask.distributed (python -m pip install "
             f'"tfp_sgmcmc[distributed]"). Received: a {type(executor).__name__}.'
+        )
+    context = getattr(executor, "_mp_context", None)  # of a ProcessPoolExecutor
+    if context is not None and context.get_start_method() == "fork":
+        raise ValueError(
+            "executor must start processes of its own, because TensorFlow hangs in a process that "
+            "was forked: ProcessPoolExecutor(mp_context=multiprocessing.get_context('spawn')). "
+            "Received: one whose processes are forks."
         )
 
 

@@ -180,7 +180,7 @@ class ModelTarget(Target):
             return state
         if self._is_joint:
             return map_jointly(self.bijector, getattr(self.bijector, method), state)
-        return map_bijectors(self.bijector, lambda b, x: getattr(b, method)(x), state)
+        return map_bijectors(self.bijector, lambda b, x: _applied(b, method, x), state)
 
     def weighted(self, values: tf.Tensor) -> tf.Tensor:
         """Multiplies values of a minibatch's examples, `[..., n]`, by their weights."""
@@ -267,6 +267,17 @@ class ModelTarget(Target):
                 "must be summed over event dimensions, too."
             )
         return result
+
+
+def _applied(bijector: Any, method: str, part: Any) -> Any:
+    try:
+        return getattr(bijector, method)(part)
+    except ValueError as error:
+        expected = "an unconstrained part of the state" if method == "forward" else "a parameter"
+        raise ValueError(
+            f"bijector must have a method {method} for {expected}. Received: the bijector "
+            f"{bijector.name} and a part of shape {part.shape}. It raised: {error}"
+        ) from error
 
 
 def _explain_failure(

@@ -1,12 +1,13 @@
 """Chains in shards: the same draws as each shard alone, whoever runs them and whatever fails."""
 
 import json
+import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
 import threading
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tfp_sgmcmc.storage import lock
 from tfp_sgmcmc.storage.directory import SAMPLES
 
 EAGER: dict[str, Any] = dict(seed=7, jit_compile=False, progress_bar=False)
+FORKS = ProcessPoolExecutor(1, multiprocessing.get_context("fork"))  # starts no process by itself
 START = {"x": tf.reshape(tf.range(10.0), [5, 2]), "y": tf.range(5.0)}
 
 
@@ -174,6 +176,7 @@ def test_workers_with_another_problem_are_refused_by_name(tmp_path: Path) -> Non
         ({"chains_per_shard": 2.0}, TypeError, "chains_per_shard"),
         ({"executor": Inline()}, TypeError, "make_kernel must be a function without arguments"),
         ({"executor": 3}, TypeError, "executor must have a method submit.*pip install"),
+        ({"executor": FORKS}, ValueError, r"hangs in a process that was forked.*'spawn'"),
         ({"kernel": lambda x: x, "executor": Inline()}, TypeError, "without arguments"),
         ({"kernel": lambda: 3, "executor": Inline()}, TypeError, "must return a tfp.mcmc"),
         ({"kernel": runs.target()}, TypeError, r"sample\(target, .*chooses the settings"),
