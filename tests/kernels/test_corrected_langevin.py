@@ -146,6 +146,7 @@ def test_mutations_are_rejected(name: str) -> None:
         check_cdf(skewed_samples(kernel, 10), LAW.cdf, DISTANCE)
 
 
+@pytest.mark.thorough
 def test_accepting_always_is_rejected() -> None:
     proposal = LangevinProposal(quartic, STEP, moving())
     with pytest.raises(Rejected):

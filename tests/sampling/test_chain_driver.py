@@ -102,7 +102,8 @@ def test_a_walk_is_that_of_eager_steps_to_the_last_bit() -> None:
     assert result.final_kernel_results == {"number": 9, "nothing": None, "empty": ()}
 
 
-@pytest.mark.parametrize("trace_fn", [None, pytest.param(trace, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("trace_fn", [None, trace])
 def test_burn_in_and_thinning_choose_among_the_steps(
     full: Any, trace_fn: Callable[..., Any] | None
 ) -> None:
@@ -164,6 +165,7 @@ def test_the_length_of_a_call_has_no_influence(
         assert len(calls) > 8 and max(calls) <= most_rows
 
 
+@pytest.mark.thorough
 def test_a_kernel_of_tensorflow_probability() -> None:
     hmc = tfp.mcmc.HamiltonianMonteCarlo(lambda x: -0.5 * tf.reduce_sum(x**2, -1), 0.5, 3)
     result = sgmcmc.sample_chain(hmc, tf.zeros([4, 2]), 400, num_burnin_steps=20, **EAGER)
@@ -223,10 +225,10 @@ class Figures(NamedTuple):
     [
         ({}, [1, 2, 3, 4, 5, 6]),
         ({"trace_fn": lambda s, r: s, "num_burnin_steps": 2}, [3, 4, 5, 6]),
-        ({"num_steps_between_results": 3}, [1, 5]),
+        pytest.param({"num_steps_between_results": 3}, [1, 5], marks=pytest.mark.thorough),
         ({"trace_fn": lambda s, r: s, "num_steps_between_results": 3}, [1, 5]),
         ({"num_burnin_steps": 20}, []),
-        ({"jit_compile": True}, [1, 2, 3, 4, 5, 6]),
+        pytest.param({"jit_compile": True}, [1, 2, 3, 4, 5, 6], marks=pytest.mark.thorough),
     ],
 )
 @pytest.mark.parametrize("steps_a_call", [pytest.param(1, marks=pytest.mark.thorough), 10**6])
@@ -289,6 +291,7 @@ def test_progress_is_a_bar_in_a_terminal_and_lines_elsewhere(
         sgmcmc.sample_chain(Walk(), tf.zeros([2]), 3, **options)
 
 
+@pytest.mark.thorough
 def test_the_target_is_checked_before() -> None:
     wrong = sgmcmc.MinibatchLogProb(
         lambda t: -(t**2),

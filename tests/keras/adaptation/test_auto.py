@@ -138,7 +138,11 @@ class TestChain:
         assert callback.plan(model, X, Y, epochs=8, batch_size=24).num_samples == 20
         with pytest.raises(ValueError, match="at least 4 .* half of the first fit.*Received: 3"):
             quietly(model, callback, batch_size=24, epochs=7)
-        quietly(model, callback, batch_size=24, epochs=8)
+
+    @pytest.mark.thorough
+    def test_half_of_the_fit_is_the_burn_in_where_that_is_left_out(self):
+        callback = auto(num_burnin_epochs=None)
+        quietly(regression(), callback, batch_size=24, epochs=8)
         assert callback.result.choices is not None and len(callback.samples[0]) == 20
 
     @pytest.mark.slow
