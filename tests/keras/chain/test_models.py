@@ -215,6 +215,7 @@ def generator():
         yield from (Batches()[i] for i in range(4))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "data, arguments",
     [

@@ -158,6 +158,7 @@ def test_skipped_minibatches_are_told():
 
 
 class TestSecondFit:
+    @pytest.mark.thorough
     def test_other_data_are_refused(self):
         callback, model = standard(), classifier()
         fit(model, callback)
