@@ -232,7 +232,6 @@ def test_the_seed_is_optional_and_a_run_goes_on_with_its_own(tmp_path):
     assert_equal([np.asarray(s) for s in again.samples], whole.samples)
 
 
-@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:step_size must be below")
 @pytest.mark.parametrize(
     "slope",
