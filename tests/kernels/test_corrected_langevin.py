@@ -212,6 +212,7 @@ def test_two_parts_with_step_sizes_of_their_own() -> None:
 # The acceptance ratio
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "step_size",
     [pytest.param(0.5, marks=pytest.mark.slow), 1.5, pytest.param(3.0, marks=pytest.mark.slow)],
