@@ -29,7 +29,7 @@ def target(log_likelihood) -> sgmcmc.MinibatchLogProb:
     return sgmcmc.MinibatchLogProb(log_prior, log_likelihood, {"x": X, "y": Y}, 10, dtype="float64")
 
 
-@pytest.mark.parametrize("chunk", [pytest.param(2**22, marks=pytest.mark.thorough), 50 * D])
+@pytest.mark.parametrize("chunk", [2**22, pytest.param(50 * D, marks=pytest.mark.thorough)])
 def test_gradient_and_hessian_are_exact(monkeypatch, chunk) -> None:
     monkeypatch.setattr("tfp_sgmcmc.targets.laplace.quadratic._CHUNK", chunk)
     like = tf.zeros([D], tf.float64)
