@@ -23,6 +23,7 @@ def make_target() -> sgmcmc.MinibatchLogProb:
         lambda w, x: tfd.MultivariateNormalDiag(w[..., None, :], tf.ones([2])).log_prob(x),
         x,
         20,
+        replacement=True,  # traces fast
     )
 
 

@@ -25,13 +25,14 @@ def dotted(package: Path, path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imported(path: Path) -> set[str]:
+@functools.cache
+def imported(path: Path) -> frozenset[str]:
     """Returns the dotted names of all that a file imports, anywhere in the file.
 
     Raises:
       ValueError: the file has a relative import.
     """
-    names = set()
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
@@ -39,7 +40,7 @@ def imported(path: Path) -> set[str]:
             if node.level:
                 raise ValueError(f"Imports must be absolute. Received: a relative one in {path}.")
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    return frozenset(names)
 
 
 @functools.cache
@@ -91,6 +92,7 @@ def circle(package: Path) -> list[str]:
     return []
 
 
+@functools.cache
 def count_lines(path: Path) -> tuple[int, int]:
     """Returns the numbers of lines of code and of docstrings, without blank lines and comments."""
     text = path.read_text(encoding="utf-8")

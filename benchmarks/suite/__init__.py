@@ -7,9 +7,10 @@
 
 The suite runs on the CPU; `python -m benchmarks.suite --device GPU run` runs it on a GPU, see
 `__main__.py`. `TFP_SGMCMC_PROFILE` is `fast` (the default), `regular` or `large` and chooses the
-parameters, see `profiles.py`. A parameter means the same in every profile, so that the results of
-all profiles add up to one history. For the same reason classes have a `version`. Raise it when the
-meaning of a benchmark changes; asv then leaves out earlier results.
+parameters, see `profiles.py`; `smoke`, for `.ci/run`, runs each benchmark on little. A parameter
+means the same in every other profile, so that the results of all of them add up to one history. For
+the same reason classes have a `version`. Raise it when the meaning of a benchmark changes; asv then
+leaves out earlier results.
 
 An increase is worse for every benchmark. `time_*` are seconds of a compiled call of many steps on
 one thread, and `peakmem_*` bytes of a process. `track_*` are errors against the exact posterior and
@@ -48,5 +49,7 @@ ENVIRONMENT = {
 if __name__ == "suite":
     os.environ.update(ENVIRONMENT)
     installed.refuse_copy(os.environ.get("ASV_ENV_TYPE", ""))
+    if os.environ.get("TFP_SGMCMC_PROFILE") == "smoke":  # imported once, for all forks
+        from benchmarks.suite import digits, exact_entry_points, scores  # noqa: F401
     if device.chosen() == "GPU":  # an environment that asv made may lack libraries for GPUs
         device.check("GPU")

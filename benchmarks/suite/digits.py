@@ -12,9 +12,11 @@ from sklearn.datasets import load_digits
 
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common.calibration import scores
+from benchmarks.suite.profiles import PROFILE
 
 NUM_TRAIN, BATCH_SIZE = 1280, 128
-NUM_STEPS, NUM_BURNIN_STEPS = 1200, 400
+NUM_STEPS = PROFILE.lengths.network_steps
+NUM_BURNIN_STEPS = PROFILE.lengths.network_burnin_steps
 
 
 class Network:

@@ -7,7 +7,10 @@ from typing import Any
 
 from benchmarks.suite.profiles import PROFILE
 
-SEEDS = tuple(3 * int(os.environ.get("TFP_SGMCMC_SEEDS", "0")) + i for i in range(3))
+NUM_SEEDS = PROFILE.lengths.network_seeds
+SEEDS = tuple(
+    NUM_SEEDS * int(os.environ.get("TFP_SGMCMC_SEEDS", "0")) + i for i in range(NUM_SEEDS)
+)
 NUM_STEPS = 500
 Table = dict[str, dict[str, float]]
 

@@ -46,6 +46,18 @@ EXACT = (
 )
 
 
+class Lengths(NamedTuple):
+    """How long the runs are: the same in every profile whose figures are kept."""
+
+    passes: int = 500  # over the data, of a scored sampler
+    seeds: int = 4  # of a scored sampler
+    reference_draws: int = 200  # of each chain of the exact posterior
+    numbers: int = 10**8  # that a call of `scaling` gathers, if the bounds of its steps allow it
+    network_steps: int = 1200
+    network_burnin_steps: int = 400
+    network_seeds: int = 3
+
+
 class Profile(NamedTuple):
     """Parameters of the benchmarks."""
 
@@ -65,6 +77,7 @@ class Profile(NamedTuple):
     fitted: tuple[str, ...]
     steps_per_execution: tuple[int, ...]  # arguments of `compile`
     exact: tuple[str, ...] = EXACT  # the same in every profile whose figures are kept
+    lengths: Lengths = Lengths()
 
 
 FAST = Profile(
@@ -99,9 +112,24 @@ LARGE = REGULAR._replace(
     dimensions=(10, 10**2, 10**3, 10**4, 10**5, 10**6),
     scaled_chains=(1, 4, 16, 64, 256, 1024),
 )
-# Runs each benchmark once, to see that none fails.
+# Runs each benchmark once, on little, to see that none fails.
 SMOKE = FAST._replace(
-    scored=("SGLD, eps 2e-5", "HMC"), fitted=("SGHMC",), exact=("SGLD", "ControlVariate", "sample")
+    samplers=("SGHMC",),
+    scored=("SGLD, eps 2e-5",),
+    num_examples=(10**3,),
+    dimensions=(10,),
+    scaled_chains=(4,),
+    fitted=("SGHMC",),
+    exact=("SGLD", "sample"),
+    lengths=Lengths(
+        passes=25,
+        seeds=2,
+        reference_draws=20,
+        numbers=10**5,
+        network_steps=60,
+        network_burnin_steps=20,
+        network_seeds=1,
+    ),
 )
 PROFILES = {"fast": FAST, "smoke": SMOKE, "regular": REGULAR, "large": LARGE}
 

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.suite.profiles import PROFILE
 
 BATCH_SIZE = 100
-NUMBERS = 10**8  # numbers that a call gathers, if the bounds of its steps below allow it
+NUMBERS = PROFILE.lengths.numbers
 LEAST_STEPS, MOST_STEPS = 10, 10_000  # starting a call takes a millisecond
 NUM_CALLS = 5
 

@@ -15,13 +15,17 @@ from benchmarks.common import problems
 from benchmarks.common.chains import compiled, timed
 from benchmarks.common.reference import Reference
 from benchmarks.suite import chains
+from benchmarks.suite.profiles import PROFILE
 
-NUM_PASSES = 500
+NUM_PASSES = PROFILE.lengths.passes
 NUM_RESULTS = 1000  # at most
 NUM_BLOCKS = 10  # for the counted passes; burn-in takes as many
 SECONDS = {"synthetic": 0.1, "mnist_7v9": 1.0}  # of equal computing time
 # `TFP_SGMCMC_SEEDS=1` measures again with other seeds; see `benchmarks.suite.alarm`.
-SEEDS = tuple(4 * int(os.environ.get("TFP_SGMCMC_SEEDS", "0")) + i for i in range(4))
+NUM_SEEDS = PROFILE.lengths.seeds
+SEEDS = tuple(
+    NUM_SEEDS * int(os.environ.get("TFP_SGMCMC_SEEDS", "0")) + i for i in range(NUM_SEEDS)
+)
 RESOLUTION = 0.1  # of biases of temperature and variance; smaller ones are noise of the seeds
 
 
@@ -50,7 +54,7 @@ def measure(
     seeds: Sequence[int] = SEEDS,
 ) -> Scores:
     """Returns the scores of a chain for each seed, started at the exact mean."""
-    reference = problems.reference(problem)
+    reference = problems.reference(problem, PROFILE.lengths.reference_draws)
     num_steps = NUM_PASSES * target.num_examples // method.examples
     thinning = max(1, num_steps // NUM_RESULTS)
     kernel = method.make_kernel()

@@ -69,11 +69,12 @@ def test_a_centered_hierarchy_is_recognised_by_its_prior() -> None:
 
 def test_a_hierarchy_is_found_before_any_search() -> None:
     """From zeros: the search for a mode ends in the neck, and is not repeated."""
-    found = hierarchy_around(schools(True), START)
+    problem = schools(True)
+    found = hierarchy_around(problem, START)
     assert found is not None and found.entries == (*range(8),)
     assert hierarchy_around(schools(False), START) is None
     with pytest.raises(NotNearGaussian, match="the width of effect depends on tau"):
-        whiten_at_mode(schools(True), START)
+        whiten_at_mode(problem, START)
 
 
 @pytest.mark.thorough

@@ -38,6 +38,7 @@ def test_a_kernel_goes_to_sample_chain(expected: np.ndarray, tmp_path: Path) -> 
     np.testing.assert_array_equal(found.states, expected)
 
 
+@pytest.mark.thorough
 def test_shards_go_to_sample_shards() -> None:
     with pytest.warns(DeprecationWarning, match=r"use sample_shards"):
         found = sgmcmc.sample(Walk, START, 9, chains_per_shard=2, **OPTIONS)

@@ -36,7 +36,7 @@ def draws(seed: int, least: float = -np.inf, num_others: int = 8) -> np.ndarray:
     return np.concatenate([v, center, others], axis=-1)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", fast_settings(range(3), 0))
 def test_draws_that_miss_the_neck_are_told(seed: int) -> None:
     """A fifth of the draws lies too high, by half a deviation, which no R-hat shows.
 

@@ -74,7 +74,9 @@ def test_the_mass_on_a_shelf_is_unbiased() -> None:
     assert abs(z_score(found, 1.5 * expected)) > 4.4  # the negative control
 
 
-@pytest.mark.parametrize(("dim", "wide", "width"), [(15, 15, 6.0), (20, 1, 20.0)])
+@pytest.mark.parametrize(
+    ("dim", "wide", "width"), [pytest.param(15, 15, 6.0, marks=pytest.mark.thorough), (20, 1, 20.0)]
+)
 def test_the_mass_on_a_shelf_of_many_entries(dim: int, wide: int, width: float) -> None:
     """Wide along all entries, or one: nearly all of the share is far. False-alarm rate 3e-4."""
     found = odds(shelf(0.2, width, wide), dim)

@@ -70,6 +70,7 @@ def test_an_executor_makes_the_target_on_its_workers(in_memory: Any, tmp_path: P
         draw(make_target(), num_chains=4, directory=folder)
 
 
+@pytest.mark.thorough
 def test_a_failed_choice_and_a_failed_shard() -> None:
     with pytest.raises(OSError, match="the worker is gone"):
         draw(make_target, executor=Inline(fail=0))

@@ -76,6 +76,7 @@ def test_chains_that_overshoot_do_not_win() -> None:
     assert np.argmin(found) == 0 and np.argmax(found) == 2
 
 
+@pytest.mark.thorough
 def test_a_chain_that_was_thrown_far_away_does_not_win() -> None:
     """Where gradients are bounded, its discrepancy is near zero, because its states are far apart.
 

@@ -20,6 +20,7 @@ from tfp_sgmcmc.adaptation import (
     fallback,
     independent_draws,
     kernel_selector,
+    langevin,
     pilot,
     settings_file,
     target_driver,
@@ -460,13 +461,15 @@ def run(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         patch.setattr(kernel_selector, "_FEWEST_ENTRIES", 0)
         request.addfinalizer(patch.undo)
         patch.setattr(pilot, "_TIMED_SECONDS", 2e-3)  # which setting is cheaper matters little
+        patch.setattr(langevin, "_PILOT_DRAWS", 200)
     folder = tmp_path_factory.mktemp("automatic") / "run"
     options: dict[str, Any] = {"seed": 3, "progress_bar": False, "directory": folder}
     options["min_ess"] = 200  # of 800 draws, whose effective sizes are known to a fifth
     options["jit_compile"] = False  # compiling takes longer than these steps
-    first = sgmcmc.sample(regression(), tf.zeros([3]), 200, **options)
-    assert first.num_results == 200
-    return sgmcmc.sample(regression(), tf.zeros([3]), 400, **options)
+    problem = regression()
+    first = sgmcmc.sample(problem, tf.zeros([3]), 100, **options)
+    assert first.num_results == 100
+    return sgmcmc.sample(problem, tf.zeros([3]), 400, **options)
 
 
 def test_a_run_goes_on_and_is_repeated_by_hand(run: Any) -> None:

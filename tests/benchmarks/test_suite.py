@@ -110,6 +110,7 @@ def test_every_exact_setting_is_in_every_profile() -> None:
     assert settings == profiles.EXACT
     kept = (profiles.FAST, profiles.REGULAR, profiles.LARGE)
     assert all(profile.exact == profiles.EXACT for profile in kept)
+    assert all(profile.lengths == profiles.Lengths() for profile in kept)
     assert {row.name for row in SAMPLERS} <= set(profiles.EXACT)
 
 

@@ -215,6 +215,7 @@ def test_plus_adds_a_dense_matrix() -> None:
         make("low_rank", ()).sigma.plus(tf.eye(SIZE, dtype=tf.float64))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", [np.float32, pytest.param(np.float64, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "kind",

@@ -37,7 +37,9 @@ def test_by_definition() -> None:
     np.testing.assert_allclose(found, by_definition(x[:, 0, :1], 3.0))
 
 
-@pytest.mark.parametrize("phi", [0.9, 0.0, -0.8])
+@pytest.mark.parametrize(
+    "phi", [0.9, *(pytest.param(p, marks=pytest.mark.thorough) for p in (0.0, -0.8))]
+)
 def test_of_autoregressive_chains(phi: float) -> None:
     """50 estimates from 200 chains each; false-alarm rate 1e-6; an error of 10 % is found.
 

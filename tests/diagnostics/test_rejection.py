@@ -61,6 +61,7 @@ def mean_rejection(epsilon: float) -> float:
     return float(np.mean(found))
 
 
+@pytest.mark.thorough
 def test_rejections_vanish_with_the_step_size() -> None:
     """The mean on N(0, 1) is epsilon^(3/2) / (4 pi) in the limit of small steps."""
     for epsilon in (1e-3, 1e-4):

@@ -132,7 +132,8 @@ def test_of_exact_draws_it_falls_as_one_over_n() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shift", "scale"), [(0.5, 1.0), (0.0, 0.7), pytest.param(0.0, 1.4, marks=pytest.mark.thorough)]
+    ("shift", "scale"),
+    [(0.5, 1.0), *(pytest.param(0.0, s, marks=pytest.mark.thorough) for s in (0.7, 1.4))],
 )
 def test_of_other_draws_it_does_not(shift: float, scale: float) -> None:
     """U has mean S^2 of the law of the draws. An error of 30 % is found."""
@@ -155,6 +156,7 @@ def test_gradient_noise_leaves_u_without_bias() -> None:
     check_means(added, [deviation**2 * C ** (2 * BETA) / SIZE], 0.5 * expected)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("jit", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_compiled(jit: bool) -> None:
     """Single precision suffices for a set far from zero; chunks bound the memory."""

@@ -96,7 +96,12 @@ def flat(state: Any) -> np.ndarray:
 
 
 STRUCTURES = pytest.mark.parametrize(
-    "structure", [[0, 0], (0, 0), {"a": 0, "b": 0}, {"b": 0, "a": 0}], ids=str
+    "structure",
+    [
+        *(pytest.param(x, marks=pytest.mark.thorough) for x in ([0, 0], {"a": 0, "b": 0})),
+        *((0, 0), {"b": 0, "a": 0}),
+    ],
+    ids=str,
 )
 
 

@@ -1,4 +1,4 @@
-"""Examples of docstrings that take more than a second and whose lines other tests execute.
+"""Examples of docstrings that take half a second or more and whose lines other tests execute.
 
 `conftest.py` marks them `thorough`.
 """
@@ -9,12 +9,14 @@ THOROUGH_EXAMPLES = {
         "adaptation.drivers.sample",
         "adaptation.tuning.tune",
         "diagnostics.gradient_noise.SamplingThresholdReducer",
+        "diagnostics.stein.KernelSteinDiscrepancyReducer",
         "diagnostics.certificate.certify",
         "diagnostics.leave_one_out.compare",
         "kernels.annealed_sghmc.AnnealedSGHMC",
         "kernels.base.StochasticGradientKernel",
         "kernels.ccadl.CCAdL",
         "kernels.corrected_langevin.CorrectedLangevin",
+        "kernels.independent_metropolis.IndependentMetropolis",
         "kernels.modified_sgld.ModifiedSGLD",
         "kernels.nogin.NOGIN",
         "kernels.replica_exchange_sgld.ReplicaExchangeSGLD",
@@ -24,10 +26,13 @@ THOROUGH_EXAMPLES = {
         "kernels.sgnht.SGNHT",
         "kernels.underdamped_langevin.UnderdampedLangevin",
         "keras.baselines.last_layer.last_layer_laplace",
+        "keras.baselines.swag.SWAG",
         "keras.callback.SamplerCallback",
+        "keras.find_step_size.find_step_size",
         "keras.posterior.posterior.Posterior.distil",
         "keras.posterior.posterior.Posterior.to_keras_model",
         "keras.traces.Traces",
+        "sampling.programs.export_program",
         "sampling.run.sample_chain",
         "sampling.shards.shard_driver.sample_shards",
         "sampling.result.SampleResult.loo",
@@ -39,5 +44,6 @@ THOROUGH_EXAMPLES = {
         "targets.minibatch.MinibatchLogProb.from_joint",
         "targets.streamed.StreamedLogProb",
         "targets.streaming.row_pool.draw_pool",
+        "targets.validation.gradient_check.preflight",
     )
 }

@@ -110,14 +110,20 @@ def test_one_graph_estimates_by_all_parts_of_a_batch():
         assert_close(found.gradient, expected.gradient)
 
 
-def test_a_subclassed_model_is_shipped(tmp_path):
-    """With inputs, a subclassed model becomes a Keras model, before and after saving."""
+@pytest.fixture(scope="module")
+def subclassed():
+    """Returns a subclassed network, and samples of it."""
     network = architectures.made("subclassed", False)
     network.model(network.x)
     rng = np.random.default_rng(0)
     variables = network.model.trainable_variables
     samples = [rng.normal(size=[3, *v.shape]).astype(np.float32) for v in variables]
-    posterior = sgmcmc.keras.Posterior(network.model, variables, samples)
+    return network, sgmcmc.keras.Posterior(network.model, variables, samples)
+
+
+def test_a_subclassed_model_is_shipped(subclassed, tmp_path):
+    """With inputs, a subclassed model becomes a Keras model, before and after saving."""
+    network, posterior = subclassed
     expected = posterior.predict(network.x)
     with pytest.raises(ValueError, match="inputs must be given unless the model is Functional"):
         posterior.to_keras_model()
@@ -126,6 +132,11 @@ def test_a_subclassed_model_is_shipped(tmp_path):
     shipped.save(tmp_path / "shipped.keras")
     loaded = keras.models.load_model(tmp_path / "shipped.keras")
     assert_close([*loaded(network.x).values()], expected[:2])
+
+
+@pytest.mark.thorough
+def test_a_subclassed_model_is_distilled(subclassed):
+    network, posterior = subclassed
     distilled = posterior.distil(network.x, (network.x, network.y), epochs=1)
     assert distilled.model.count_params() == network.model.count_params()
 

@@ -54,7 +54,7 @@ class TestNumberOfExamples:
         "data",
         [
             pytest.param(lambda s: (X, Y), marks=pytest.mark.thorough),
-            lambda s: (Batches(),),
+            pytest.param(lambda s: (Batches(),), marks=pytest.mark.thorough),
             pytest.param(lambda s: (s.resident(X, Y, batch_size=4),), marks=pytest.mark.thorough),
             pytest.param(lambda s: (s.data(X, Y, batch_size=4),), marks=pytest.mark.thorough),
             pytest.param(

@@ -12,7 +12,7 @@ X = np.random.default_rng(0).normal(size=[N, 3]).astype(np.float32)
 
 def fit(strategy):
     with strategy.scope():
-        compiled = {"jit_compile": False, "steps_per_execution": 2}
+        compiled = {"jit_compile": False, "steps_per_execution": 3}
         model = small_models.affine(small_models.unit_normal, 2, **compiled)
     callback = small_models.sampler(
         lambda target: sgmcmc.SGNHT(target, 0.01), N, small_models.standard_normal()

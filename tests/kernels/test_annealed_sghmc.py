@@ -27,7 +27,8 @@ def log_likelihood(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
 TARGET = sgmcmc.MinibatchLogProb(flat_prior, log_likelihood, VALUES, batch_size=N)
 
 
-@pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.thorough), 0.2])
+@pytest.mark.thorough
+@pytest.mark.parametrize("temperature", [1.0, 0.2])
 def test_with_constant_settings_it_samples_the_tempered_posterior(temperature: float) -> None:
     """The mean of 50 numbers of unit variance, under a prior of variance 0.04 x 0.5.
 

@@ -8,6 +8,7 @@ These are the equations of `scheme="euler"`. The other schemes are in `midpoint_
 the implicit equation of friction at the mean of p before and after, and `split_step`.
 """
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from tests.harness import by_hand
 from tests.harness.by_hand import HAND, MASS, MODEL, MOMENTUM, SEED, START, flat, two_parts
-from tests.harness.fast_settings import fast_settings
 from tests.harness.known_covariance import KnownCovariance
 from tfp_sgmcmc.covariance import Full, RunningMean
 
@@ -123,8 +123,19 @@ OPTIONS = {
 
 
 # The last two have all options.
-@pytest.mark.parametrize("scheme", STEPS)
-@pytest.mark.parametrize("name", fast_settings(OPTIONS, *[*OPTIONS][3:]))
+FAST = [
+    ("mass, temperature and thermal mass", "midpoint"),
+    *(("numbers of each chain", scheme) for scheme in ("euler", "adodacbc")),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "scheme"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.thorough] * (pair not in FAST))
+        for pair in itertools.product(OPTIONS, STEPS)
+    ],
+)
 def test_three_steps(name: str, scheme: Any) -> None:
     options = OPTIONS[name]
     mass = options.get("mass", np.ones(3))

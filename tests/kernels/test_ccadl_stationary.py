@@ -207,6 +207,7 @@ def test_friction_by_an_exponential_is_stable_and_wrong() -> None:
         np.testing.assert_allclose(tau[name], expected, atol=6e-4)
 
 
+@pytest.mark.thorough
 def test_law_of_minibatch_chains_of_the_midpoint() -> None:
     """Power: 8% of a variance. Controls: the Euler scheme's law, and noise that is not known."""
     h = 0.1  # x is 1.9, where the Euler scheme is all but unstable

@@ -146,6 +146,7 @@ def test_mutations_are_rejected(name: str) -> None:
         check_cdf(skewed_samples(kernel, 10), LAW.cdf, DISTANCE)
 
 
+@pytest.mark.thorough
 def test_accepting_always_is_rejected() -> None:
     proposal = LangevinProposal(quartic, STEP, moving())
     with pytest.raises(Rejected):
@@ -211,6 +212,7 @@ def test_two_parts_with_step_sizes_of_their_own() -> None:
 # The acceptance ratio
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "step_size",
     [pytest.param(0.5, marks=pytest.mark.slow), 1.5, pytest.param(3.0, marks=pytest.mark.slow)],

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.by_hand import MODEL, SEED, START, two_parts
+from tests.harness.fast_settings import fast_settings
 from tfp_sgmcmc.preconditioners import RMSprop
 
 SCHEDULE = sgmcmc.schedules.PolynomialDecay(0.01)
@@ -167,7 +168,11 @@ def temperatures(kernel: type, temperature: Any) -> list[Any]:
     return [results.temperature for results in found]
 
 
-@pytest.mark.parametrize("kernel", TEMPERED)
+@pytest.mark.parametrize(
+    "kernel",
+    # The others have schedules of the temperature in files of their own.
+    fast_settings(TEMPERED, *TEMPERED[:3], sgmcmc.NOGIN, sgmcmc.UnderdampedLangevin),
+)
 def test_the_temperature_of_a_step_is_in_its_results(kernel: type) -> None:
     each = np.array([[1.0], [3.0]] if kernel in TEMPERED[:2] else [1.0, 3.0], np.float32)
     for given in (each, 2.0)[: 2 if kernel is sgmcmc.SGLD else 1]:

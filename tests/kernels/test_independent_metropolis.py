@@ -9,6 +9,7 @@ import tensorflow_probability as tfp
 from scipy import stats
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.chains import run_chains
 from tfp_sgmcmc.kernels import independent_metropolis
 from tfp_sgmcmc.random.normals import defensive_normal, defensive_normal_log_prob
 from tfp_sgmcmc.sampling import independent_loop
@@ -44,9 +45,7 @@ def run() -> np.ndarray:
 def run_steps() -> np.ndarray:
     """Returns draws by the compiled steps of the kernel."""
     start = tf.zeros([50, 1], tf.float64)
-    chain = tf.function(tfp.mcmc.sample_chain, jit_compile=True, autograph=False)
-    draws = chain(200, start, kernel=off_and_narrow(), trace_fn=None, seed=1, **THINNED)
-    return draws.numpy()[..., 0]
+    return run_chains(off_and_narrow(), start, 4000, 50, seed=1)[:, ::20, 0].T
 
 
 def cells(draws: np.ndarray) -> float:

@@ -51,7 +51,10 @@ def covariance(found: by_hand.Step) -> np.ndarray:
 @pytest.mark.parametrize(
     ("kept", "replacement"),
     [
-        *((kept, False) for kept in KEPT),
+        *(
+            pytest.param(kept, False, marks=[pytest.mark.thorough] * (kept != "diag"))
+            for kept in KEPT
+        ),
         *(pytest.param(kept, True, marks=[pytest.mark.slow] * (kept != "full")) for kept in KEPT),
     ],
 )
@@ -105,6 +108,7 @@ def test_schedules_of_step_size_and_temperature() -> None:
         np.testing.assert_allclose(s.results.step_size, epsilon)
 
 
+@pytest.mark.thorough
 def test_one_chain_without_chain_dimensions_and_a_dict() -> None:
     """`tf.vectorized_map` computes the scores."""
     target = make_target(parts=True, score_fn=None, chunk_size=BATCH)

@@ -81,6 +81,7 @@ def samples() -> dict[str, np.ndarray]:
     return dict(zip(GROUPS, np.split(found, len(GROUPS)), strict=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", SOUND)
 def test_law(name: str, samples: dict[str, np.ndarray]) -> None:
     step_size, temperature, _ = GROUPS[name]
@@ -88,6 +89,7 @@ def test_law(name: str, samples: dict[str, np.ndarray]) -> None:
     check_covariance(samples[name], MODEL.mean, law, ERROR)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name in GROUPS if name not in SOUND])
 def test_mutations_are_rejected(name: str, samples: dict[str, np.ndarray]) -> None:
     with pytest.raises(Rejected):
@@ -102,6 +104,7 @@ WRONG_LAWS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", WRONG_LAWS)
 def test_wrong_laws_are_rejected(name: str, samples: dict[str, np.ndarray]) -> None:
     with pytest.raises(Rejected):

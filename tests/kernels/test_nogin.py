@@ -84,7 +84,7 @@ COVARIANCES = {
 }
 
 
-@pytest.mark.parametrize("name", fast_settings(COVARIANCES, "full", "diag"))
+@pytest.mark.parametrize("name", fast_settings(COVARIANCES, "full"))
 @pytest.mark.parametrize(
     ("mass", "temperature"),
     [pytest.param(1.0, 1.0, marks=pytest.mark.slow), (MASS, 0.7)],

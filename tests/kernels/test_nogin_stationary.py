@@ -214,7 +214,9 @@ def correlation_time(matrices: LinearScheme, noise: np.ndarray) -> float:
     return 2 * summed[0, 0] / law[0, 0] - 1
 
 
-@pytest.mark.parametrize(("mass", "temperature"), [(1.0, 1.0), (2.0, 0.7)])
+@pytest.mark.parametrize(
+    ("mass", "temperature"), [pytest.param(1.0, 1.0, marks=pytest.mark.thorough), (2.0, 0.7)]
+)
 def test_a_small_minibatch_gives_one_effective_sample_an_epoch(
     mass: float, temperature: float
 ) -> None:

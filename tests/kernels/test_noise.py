@@ -191,6 +191,7 @@ def test_what_does_not_fit_is_refused_before_the_first_step(target: Any, message
 SIZE = 3000
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("covariance", "forms_one"),
     [

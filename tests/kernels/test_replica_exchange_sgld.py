@@ -69,7 +69,7 @@ class Draws:
 
 @pytest.mark.parametrize(
     ("mode", "matrix"),
-    [("eager", np.eye(3)), ("eager", FULL),
+    [pytest.param("eager", np.eye(3), marks=pytest.mark.thorough), ("eager", FULL),
      pytest.param("xla", np.eye(3), marks=pytest.mark.slow),
      pytest.param("graph", FULL, marks=pytest.mark.slow)],
     ids=["eager", "eager preconditioned", "xla", "graph preconditioned"])  # fmt: skip
@@ -213,7 +213,7 @@ def test_gaussian_noise_leaves_swaps_exact(
     np.testing.assert_allclose(there, closed, rtol=1e-6)
 
 
-@pytest.mark.parametrize("factor", [2.0, np.inf])
+@pytest.mark.parametrize("factor", [2.0, pytest.param(np.inf, marks=pytest.mark.thorough)])
 def test_less_than_the_full_correction_has_a_bias(
     monkeypatch: pytest.MonkeyPatch, factor: float
 ) -> None:

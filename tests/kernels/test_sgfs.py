@@ -63,7 +63,10 @@ def times(matrix: np.ndarray, x: Any) -> np.ndarray:
 @pytest.mark.parametrize(
     ("kept", "replacement"),
     [
-        *((kept, False) for kept in KEPT),
+        *(
+            pytest.param(kept, False, marks=[pytest.mark.thorough] * (kept != "diag"))
+            for kept in KEPT
+        ),
         *(pytest.param(kept, True, marks=[pytest.mark.slow] * (kept != "full")) for kept in KEPT),
     ],
 )
@@ -104,7 +107,7 @@ def test_the_papers_average_includes_the_current_minibatch() -> None:
     np.testing.assert_allclose(s.moved, expected, rtol=1e-8)
 
 
-@pytest.mark.parametrize("kept", ["full", "diag"])
+@pytest.mark.parametrize("kept", [pytest.param("full", marks=pytest.mark.thorough), "diag"])
 def test_diagonal_b(kept: str) -> None:
     """B is one array for each part, or one that broadcasts with all."""
     target = make_target(parts=True)
@@ -270,6 +273,7 @@ def test_steps_of_estimation_count_for_the_rank_of_the_first_matrix() -> None:
     assert np.isfinite(moved).all()
 
 
+@pytest.mark.thorough
 def test_one_chain_without_chain_dimensions_and_a_dict() -> None:
     """`tf.vectorized_map` computes the scores."""
     target = make_target(parts=True, score_fn=None, chunk_size=BATCH)

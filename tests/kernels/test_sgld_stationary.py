@@ -103,6 +103,7 @@ LAWS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 # The last case combines the temperature with other options.
 FURTHER = ("all examples, which add no noise", "full matrix without replacement", "temperature")
 WIDER = (
+    "with replacement",
     "diagonal preconditioner",
     "two parts with step sizes of their own",
     "float64, two parts, full matrix and temperature",

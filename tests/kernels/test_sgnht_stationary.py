@@ -49,6 +49,7 @@ def check(run: Run, covariance: np.ndarray, error: float) -> None:
 # The law with a large thermal mass
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scheme", [pytest.param("euler", marks=pytest.mark.slow), "adodab"])
 def test_law_of_minibatch_chains(scheme: Any) -> None:
     """With a thermal mass of 100 xi varies by 1%, and the law by less than 0.1%. Power: 6%."""

@@ -49,6 +49,7 @@ def check(kernel_class: Any, jit: bool) -> None:
     check_covariance(samples, MODEL.mean, solve_discrete_lyapunov(contraction, noise), 0.04)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "jit", [pytest.param(False, marks=pytest.mark.thorough), True], ids=["eager", "xla"]
 )

@@ -63,7 +63,7 @@ def step(
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize("replacement", [False, pytest.param(True, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     ("mass", "temperature", "noise"),
     [(1.0, 1.0, "normal"), (MASS, 0.7, "normal"), (MASS, 0.7, "three_point")],

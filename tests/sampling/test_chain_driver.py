@@ -102,7 +102,8 @@ def test_a_walk_is_that_of_eager_steps_to_the_last_bit() -> None:
     assert result.final_kernel_results == {"number": 9, "nothing": None, "empty": ()}
 
 
-@pytest.mark.parametrize("trace_fn", [None, pytest.param(trace, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("trace_fn", [None, trace])
 def test_burn_in_and_thinning_choose_among_the_steps(
     full: Any, trace_fn: Callable[..., Any] | None
 ) -> None:
@@ -164,6 +165,7 @@ def test_the_length_of_a_call_has_no_influence(
         assert len(calls) > 8 and max(calls) <= most_rows
 
 
+@pytest.mark.thorough
 def test_a_kernel_of_tensorflow_probability() -> None:
     hmc = tfp.mcmc.HamiltonianMonteCarlo(lambda x: -0.5 * tf.reduce_sum(x**2, -1), 0.5, 3)
     result = sgmcmc.sample_chain(hmc, tf.zeros([4, 2]), 400, num_burnin_steps=20, **EAGER)
@@ -223,10 +225,10 @@ class Figures(NamedTuple):
     [
         ({}, [1, 2, 3, 4, 5, 6]),
         ({"trace_fn": lambda s, r: s, "num_burnin_steps": 2}, [3, 4, 5, 6]),
-        ({"num_steps_between_results": 3}, [1, 5]),
+        pytest.param({"num_steps_between_results": 3}, [1, 5], marks=pytest.mark.thorough),
         ({"trace_fn": lambda s, r: s, "num_steps_between_results": 3}, [1, 5]),
         ({"num_burnin_steps": 20}, []),
-        ({"jit_compile": True}, [1, 2, 3, 4, 5, 6]),
+        pytest.param({"jit_compile": True}, [1, 2, 3, 4, 5, 6], marks=pytest.mark.thorough),
     ],
 )
 @pytest.mark.parametrize("steps_a_call", [pytest.param(1, marks=pytest.mark.thorough), 10**6])
@@ -289,6 +291,7 @@ def test_progress_is_a_bar_in_a_terminal_and_lines_elsewhere(
         sgmcmc.sample_chain(Walk(), tf.zeros([2]), 3, **options)
 
 
+@pytest.mark.thorough
 def test_the_target_is_checked_before() -> None:
     wrong = sgmcmc.MinibatchLogProb(
         lambda t: -(t**2),
@@ -305,17 +308,17 @@ def test_the_target_is_checked_before() -> None:
 
 def test_a_seed_is_drawn_and_returned() -> None:
     """Keras' seed decides, as it does for Keras' own layers."""
-    options = EAGER | {"seed": None}
+    options, walk = EAGER | {"seed": None}, Walk()
     states = []
     for keras_seed in (1, 1, 2):
         keras.utils.set_random_seed(keras_seed)
-        drawn = sgmcmc.sample_chain(Walk(), tf.zeros([2]), 5, **options)
+        drawn = sgmcmc.sample_chain(walk, tf.zeros([2]), 5, **options)
         states.append(drawn.states)
     assert_equal(states[0], states[1])
     assert not np.array_equal(states[0], states[2])
-    other = sgmcmc.sample_chain(Walk(), tf.zeros([2]), 5, **options)
+    other = sgmcmc.sample_chain(walk, tf.zeros([2]), 5, **options)
     assert other.seed != drawn.seed
-    again = sgmcmc.sample_chain(Walk(), tf.zeros([2]), 5, **options | {"seed": other.seed})
+    again = sgmcmc.sample_chain(walk, tf.zeros([2]), 5, **options | {"seed": other.seed})
     assert_equal(again.states, other.states)
 
 
@@ -391,21 +394,21 @@ def test_draws_are_kept_if_the_target_raises_at_the_last_state_only() -> None:
 def test_memory_is_checked_before_it_is_spent(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    start = tf.zeros([1000])  # 4 kB a draw
+    walk, start = Walk(), tf.zeros([1000])  # 4 kB a draw
     with pytest.raises(
         MemoryError, match="4000000000 draws of all chains 16.0 TB. Write the draws"
     ):
-        sgmcmc.sample_chain(Walk(), start, 4 * 10**9, **EAGER)
+        sgmcmc.sample_chain(walk, start, 4 * 10**9, **EAGER)
     monkeypatch.setattr(memory, "available", lambda: 1_000_000)
     with pytest.warns(UserWarning, match="takes 408.0 kB of the 1.0 MB of memory .*directory="):
-        sgmcmc.sample_chain(Walk(), start, 100, **EAGER)
+        sgmcmc.sample_chain(walk, start, 100, **EAGER)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sgmcmc.sample_chain(Walk(), start, 50, **EAGER)
-        sgmcmc.sample_chain(Walk(), start, 300, directory=tmp_path, **EAGER)
+        sgmcmc.sample_chain(walk, start, 50, **EAGER)
+        sgmcmc.sample_chain(walk, start, 300, directory=tmp_path, **EAGER)
     monkeypatch.setattr(memory, "available", lambda: 7_000)
     with pytest.raises(MemoryError, match="what the kernel remembers 8.0 kB. Run fewer chains"):
-        sgmcmc.sample_chain(Walk(), start, 300, directory=tmp_path / "new", **EAGER)
+        sgmcmc.sample_chain(walk, start, 300, directory=tmp_path / "new", **EAGER)
 
 
 def test_nothing_is_warned_of() -> None:

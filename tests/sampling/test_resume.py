@@ -42,8 +42,14 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def in_memory() -> Any:
-    return sgmcmc.sample_chain(kernel(), state(), 30, **OPTIONS)
+def carried() -> Any:
+    """Returns the kernel that carries most, of which the runs below share one program."""
+    return kernel()
+
+
+@pytest.fixture(scope="module")
+def in_memory(carried: Any) -> Any:
+    return sgmcmc.sample_chain(carried, state(), 30, **OPTIONS)
 
 
 def walk(num_results: int, **options: Any) -> Any:
@@ -65,13 +71,15 @@ def assert_same_run(result: Any, expected: Any) -> None:
         assert_equal(tf.nest.map_structure(np.asarray, x), tf.nest.map_structure(np.asarray, y))
 
 
-def test_more_results_go_on_from_those_on_disk(tmp_path: Path, in_memory: Any) -> None:
+def test_more_results_go_on_from_those_on_disk(
+    tmp_path: Path, carried: Any, in_memory: Any
+) -> None:
     for count in (11, 30):
-        result = sgmcmc.sample_chain(kernel(), state(), count, directory=tmp_path, **OPTIONS)
+        result = sgmcmc.sample_chain(carried, state(), count, directory=tmp_path, **OPTIONS)
         assert result.num_results == count and result.is_complete
     assert_same_run(result, in_memory)
     fewer = sgmcmc.sample_chain(
-        kernel(), state(), 7, directory=sgmcmc.Directory(tmp_path, resume="must"), **OPTIONS
+        carried, state(), 7, directory=sgmcmc.Directory(tmp_path, resume="must"), **OPTIONS
     )
     assert np.isnan(fewer.timings.steps_per_second)  # nothing was left to do
     assert_equal(fewer.final_state, in_memory.final_state)
@@ -324,6 +332,7 @@ def test_the_target_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert checked == [chain.target_log_prob_fn]
 
 
+@pytest.mark.thorough
 def test_bfloat16_goes_on(tmp_path: Path) -> None:
     class Halving(Walk):
         def one_step(

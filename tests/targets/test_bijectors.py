@@ -10,6 +10,7 @@ import tensorflow_probability as tfp
 from scipy import stats
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 
 tfb, tfd = tfp.bijectors, tfp.distributions
 
@@ -100,7 +101,7 @@ def test_parts_that_a_dict_leaves_out_have_no_bijector() -> None:
         model({"tau": tfb.Exp()})(**u)
 
 
-@pytest.mark.parametrize("chains", [(), (3,), (2, 2)])
+@pytest.mark.parametrize("chains", fast_settings([(), (3,), (2, 2)], (2, 2)))
 def test_bijector_that_changes_the_event_size(chains: tuple[int, ...]) -> None:
     """Maps two numbers to the probabilities of three classes."""
     labels = GENERATOR.integers(0, 3, N)

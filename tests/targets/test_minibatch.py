@@ -77,7 +77,7 @@ def test_upstream_gradients_reach_through_chunks() -> None:
     np.testing.assert_allclose(gradient, [[2], [-3]] * log_posterior_gradient(theta.numpy()))
 
 
-@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("in_graph", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_second_derivatives_are_right_or_refused(in_graph: bool) -> None:
     theta = GENERATOR.standard_normal(D)
     p = 1 / (1 + np.exp(-X @ theta))
@@ -156,7 +156,10 @@ def test_what_the_functions_close_over_has_its_whole_gradient(
     np.testing.assert_allclose(of_factor, v * expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("chunk_size", [pytest.param(None, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize(
+    "chunk_size",
+    [pytest.param(None, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.thorough)],
+)
 def test_hamiltonian_monte_carlo_runs_on_the_target(chunk_size: int | None) -> None:
     """Compares 2,000 chains with the conjugate posterior; finds 0.2 standard deviations."""
     model = GaussianMean()
@@ -225,6 +228,7 @@ def test_chains_share_minibatches_or_have_their_own() -> None:
         assert distinct == (1 if shared else 8)
 
 
+@pytest.mark.thorough
 def test_one_chain_and_many_agree() -> None:
     """Many chains that share a minibatch use the same one as a single chain."""
     theta = GENERATOR.standard_normal([4, D])

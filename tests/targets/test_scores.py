@@ -86,8 +86,16 @@ def check(
 
 
 @pytest.mark.parametrize("replacement", [False, pytest.param(True, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("chains", CHAINS)
+@pytest.mark.parametrize(
+    ("chains", "shared"),
+    [
+        pytest.param(
+            chains, shared, marks=[pytest.mark.thorough] * (shared != (chains == CHAINS[-1]))
+        )
+        for chains in CHAINS
+        for shared in (False, True)
+    ],
+)
 def test_mapped_scores(chains: tuple[int, ...], shared: bool, replacement: bool) -> None:
     target = regression(shared_batch=shared, replacement=replacement)
     check(target, chains, tf.float64, "eager")
@@ -102,7 +110,7 @@ def test_closed_form_scores(chains: tuple[int, ...], shared: bool) -> None:
 @pytest.mark.parametrize(
     ("mode", "chains", "options"),
     [
-        ("eager", (2, 3), dict(dtype=tf.float32)),
+        pytest.param("eager", (2, 3), dict(dtype=tf.float32), marks=pytest.mark.thorough),
         ("graph", (4,), dict(replacement=True)),
         pytest.param("graph", (), dict(dtype=tf.float32, replacement=True), marks=pytest.mark.slow),
         pytest.param("xla", (4,), {}, marks=pytest.mark.slow),
@@ -154,7 +162,7 @@ def test_scores_of_unconstrained_parameters() -> None:
         (False, "eager"),
         (True, "eager"),
         pytest.param(False, "xla", marks=pytest.mark.thorough),
-        (True, "graph"),
+        pytest.param(True, "graph", marks=pytest.mark.thorough),
     ],
 )
 def test_group_means(shared: bool, mode: str) -> None:

@@ -65,9 +65,8 @@ def by_hand(used: list[np.ndarray], step_size: float, start: np.ndarray) -> np.n
     return np.stack(states)
 
 
-@pytest.mark.parametrize(
-    "batches_per_read", [3, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 50))]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("batches_per_read", [1, 3, 50])
 def test_each_step_uses_the_next_batch(batches_per_read: int) -> None:
     kernel = sgmcmc.SGLD(target(batches_per_read=batches_per_read), 0.01)
     result = sgmcmc.sample_chain(kernel, tf.zeros([2]), 16, **OPTIONS)

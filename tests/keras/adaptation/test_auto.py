@@ -38,10 +38,11 @@ def batches(size=12):
 
 class TestChain:
     def test_it_is_that_of_the_kernel_written_by_hand(self):
-        callback, start, model = auto(), Start(), regression()
+        """The burn-in, which is left out, is half of the fit."""
+        callback, start, model = auto(num_burnin_epochs=None), Start(), regression()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model.fit(batches(24), epochs=6, verbose=0, callbacks=[start, callback])
+            model.fit(batches(24), epochs=8, verbose=0, callbacks=[start, callback])
         scale = callback.result.choices.scale
         kernels = {
             "by choices": callback.result.choices.make_kernel,
@@ -54,7 +55,7 @@ class TestChain:
                 make_kernel, N, small_models.standard_normal(), num_burnin_steps=5
             )
             again.fit(batches(24), epochs=2, verbose=0, callbacks=[other])
-            assert len(other.samples[0]) == 5 and len(callback.samples[0]) == 10
+            assert len(other.samples[0]) == 5 and len(callback.samples[0]) == 20
             assert_equal([x[:5] for x in callback.samples], other.samples)
 
     @pytest.mark.slow
@@ -138,7 +139,15 @@ class TestChain:
         assert callback.plan(model, X, Y, epochs=8, batch_size=24).num_samples == 20
         with pytest.raises(ValueError, match="at least 4 .* half of the first fit.*Received: 3"):
             quietly(model, callback, batch_size=24, epochs=7)
-        quietly(model, callback, batch_size=24, epochs=8)
+
+    def test_batches_that_are_not_independent_have_no_covariance(self):
+        epochs = types.SimpleNamespace(are_independent=False, num_examples=N)
+        assert network_pilot._covariances(None, epochs) == ()
+
+    @pytest.mark.thorough
+    def test_half_of_the_fit_is_the_burn_in_where_that_is_left_out(self):
+        callback = auto(num_burnin_epochs=None)
+        quietly(regression(), callback, batch_size=24, epochs=8)
         assert callback.result.choices is not None and len(callback.samples[0]) == 20
 
     @pytest.mark.slow

@@ -53,6 +53,7 @@ def test_every_state_is_kept(every_step):
     assert all(np.abs(np.diff(s, axis=0)).reshape(29, -1).max(axis=1).min() > 0 for s in every_step)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "burnin, between, steps_per_execution",
     [
@@ -98,6 +99,7 @@ def test_seed():
     assert np.abs(runs[0] - runs[2]).max() > 1e-3
 
 
+@pytest.mark.thorough
 def test_eager_and_graph_give_the_same_chain(jit_compile, every_step):
     """Both draw Philox numbers, but may round sums differently."""
     if jit_compile:

@@ -236,6 +236,7 @@ def test_dropout_differs_between_chains():
     assert_close(same[:-1], same[1:], rtol=1e-7)
 
 
+@pytest.mark.thorough
 def test_prediction_averages_over_chains(three_chains):
     _, callback, _ = three_chains
     mean, deviation = callback.predict(X[:7], activation=None)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 from tests.keras import small_models
 from tests.keras.small_models import assert_close, assert_equal, sequential, sgld
 
@@ -76,7 +77,12 @@ def mixed(ensemble, folder):
 
 
 @pytest.mark.parametrize(
-    "form", [as_models, as_files, as_last_samples, as_samples, as_chains, mixed]
+    "form",
+    # Models and files are in the mixed ensemble, too.
+    fast_settings(
+        [as_models, as_files, as_last_samples, as_samples, as_chains, mixed],
+        *(as_last_samples, as_samples, as_chains, mixed),
+    ),
 )
 def test_the_first_state_of_chain_i_is_model_i(ensemble, form, tmp_path):
     """The model starts as the first member, too, and members stay as they are."""

@@ -97,6 +97,7 @@ def test_dropout_is_active_where_the_call_context_says_so():
     assert np.abs(moves[0] - moves[1]).max() > 0.1 * np.abs(moves).max()
 
 
+@pytest.mark.thorough
 def test_embedding_outside_xla():
     """Gradients of lookups come as slices and must reach the kernel as tensors."""
     layers = keras.layers.Embedding(6, 3), keras.layers.Flatten(), keras.layers.Dense(4)
@@ -214,6 +215,7 @@ def generator():
         yield from (Batches()[i] for i in range(4))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "data, arguments",
     [
@@ -266,6 +268,7 @@ def test_other_callbacks(tmp_path, capsys):
 
 
 # The callback of Keras makes an array of a tf.Variable, which does not take `copy`.
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
 def test_tensorboard(tmp_path):
     model, callback = two_layers(), sampler()

@@ -64,7 +64,7 @@ def check_step(model, fit_arguments, log_posterior, **arguments):
             for reduction in REDUCTIONS
             if reduction != "mean_with_sample_weight"
         ),
-        ("sum_over_batch_size", False),
+        pytest.param("sum_over_batch_size", False, marks=pytest.mark.thorough),
         *(pytest.param(reduction, False, marks=pytest.mark.slow) for reduction in REDUCTIONS[1:]),
     ],
 )

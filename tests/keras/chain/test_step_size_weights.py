@@ -73,6 +73,7 @@ def test_weights_do_not_depend_on_the_compilation():
     )
 
 
+@pytest.mark.thorough
 def test_equal_steps_have_no_weights():
     callback = fit((2,), step_size=0.1)
     assert callback.posterior.weights is None

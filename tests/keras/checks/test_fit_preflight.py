@@ -86,12 +86,13 @@ class TestStability:
                     target, size, covariance="full", scheme=scheme
                 ),
                 independent_batches=False,
+                check_num_examples=False,
                 num_burnin_steps=1,
             )
             with warnings.catch_warnings(record=True) as found:
                 warnings.simplefilter("always")
                 with contextlib.suppress(sgmcmc.NonFiniteChainError):
-                    fit(classifier(), callback, batch_size=2)
+                    fit(classifier(), callback, batch_size=2, steps_per_epoch=3)
             told = [str(w.message) for w in found]
             told = [m for m in told if m.startswith("step_size must be below")]
             assert bool(told) == is_told
@@ -157,6 +158,7 @@ def test_skipped_minibatches_are_told():
 
 
 class TestSecondFit:
+    @pytest.mark.thorough
     def test_other_data_are_refused(self):
         callback, model = standard(), classifier()
         fit(model, callback)

@@ -58,6 +58,7 @@ def test_a_kernel_that_expects_independent_batches_refuses_others_before_it_move
     assert len(callback.samples[0]) == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "data",
     fast_settings(INDEPENDENT, "IndependentBatches"),

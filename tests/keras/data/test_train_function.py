@@ -128,6 +128,7 @@ def test_error_in_another_callback(hook, sampler_first):
     assert_trains_as_ever(model)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "hook",
     [
@@ -186,6 +187,7 @@ def test_error_while_the_step_is_traced():
     assert_trains_as_ever(model)
 
 
+@pytest.mark.thorough
 def test_sampling_again_after_an_error():
     model, callback = make_model(), make_sampler()
     with pytest.raises(Boom):

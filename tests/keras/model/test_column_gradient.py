@@ -23,7 +23,7 @@ def derivatives(w, of_outputs):
     return value, gradient, outer.gradient(gradient, w)
 
 
-@pytest.mark.parametrize("jit", [True, False])
+@pytest.mark.parametrize("jit", [pytest.param(True, marks=pytest.mark.thorough), False])
 def test_derivatives_are_those_without(jit):
     w = tf.constant(np.random.default_rng(1).normal(size=[4, 1]))
     expected = derivatives(w, lambda y: y)

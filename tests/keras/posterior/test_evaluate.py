@@ -56,10 +56,10 @@ def error_by_hand(confidence, hit, weights):
 @pytest.mark.parametrize(
     "form, weights",
     [
-        ("sparse", None),
         ("column", WEIGHTS),
         ("one-hot", WEIGHTS),
-        ("string", None),
+        pytest.param("sparse", None, marks=pytest.mark.thorough),
+        pytest.param("string", None, marks=pytest.mark.thorough),
         pytest.param("sparse", WEIGHTS, marks=pytest.mark.thorough),
         pytest.param("column", None, marks=pytest.mark.thorough),
         pytest.param("one-hot", None, marks=pytest.mark.thorough),

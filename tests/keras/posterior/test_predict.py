@@ -165,7 +165,7 @@ def test_errors():
         posterior.predict(NEW, batch_size=0)
 
 
-@pytest.mark.parametrize("floatx", ["float32", "float64"])
+@pytest.mark.parametrize("floatx", ["float32", pytest.param("float64", marks=pytest.mark.thorough)])
 def test_models_of_float64(floatx):
     """Layers of float64, with losses of either dtype: state, gradient and predictions agree."""
     before = keras.config.floatx()

@@ -362,7 +362,9 @@ def test_several_outputs_and_masks():
     assert {*np.unique(draws["same"])} <= {0, 1}
 
 
-@pytest.mark.parametrize("labels", ["numbers", "one-hot", "bits"])
+@pytest.mark.parametrize(
+    "labels", ["numbers", pytest.param("one-hot", marks=pytest.mark.thorough), "bits"]
+)
 def test_draws_of_classes(labels):
     loss = {
         "numbers": small_models.CROSSENTROPY,

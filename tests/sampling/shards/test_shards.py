@@ -134,6 +134,7 @@ def test_the_same_draws_from_an_executor_and_after_a_failure(
     np.testing.assert_array_equal(sgmcmc.open_shards(folder)["x"], posterior["x"][2:])
 
 
+@pytest.mark.thorough
 def test_all_chains_may_start_at_one_point() -> None:
     kernel = sgmcmc.SGLD(sgmcmc.FullDataLogProb(lambda x: -tf.reduce_sum(x**2, axis=-1)), 0.1)
     options = EAGER | {"preflight_check": False}

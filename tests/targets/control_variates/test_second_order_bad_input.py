@@ -43,15 +43,17 @@ def check_refused(target: Any, center: Any, form: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("log_likelihood", "prior", "message"),
     [
-        (
+        pytest.param(
             lambda t, b: -tf.abs(linear(t, b) - b["y"]),
             log_prior,
             "log_likelihood_fn must have second derivatives. Received: zeros .* order=1",
+            marks=pytest.mark.thorough,
         ),
-        (
+        pytest.param(
             lambda t, b: 0.2 * linear(t, b) ** 2,
             log_prior,
             "must be negative definite. Received: an eigenvalue of .*find_center.*order=1",
+            marks=pytest.mark.thorough,
         ),
         (
             lambda t, b: -tf.math.pow(tf.abs(linear(t, b) - linear(CENTER, b)), 1.5),

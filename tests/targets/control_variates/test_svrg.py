@@ -136,6 +136,7 @@ def test_mean_and_covariance_over_all_minibatches(
         check_moments(target.estimate(state, [0, 0], stale), value, gradient)
 
 
+@pytest.mark.thorough
 def test_parts_give_what_the_whole_gives() -> None:
     whole, parts = sgmcmc.SVRG(regression(4), 2), sgmcmc.SVRG(in_parts(4), 2)
     first, then = GENERATOR.standard_normal([2, 3, 2])

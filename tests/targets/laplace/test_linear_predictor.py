@@ -29,7 +29,7 @@ def target(log_likelihood) -> sgmcmc.MinibatchLogProb:
     return sgmcmc.MinibatchLogProb(log_prior, log_likelihood, {"x": X, "y": Y}, 10, dtype="float64")
 
 
-@pytest.mark.parametrize("chunk", [2**22, 50 * D])
+@pytest.mark.parametrize("chunk", [2**22, pytest.param(50 * D, marks=pytest.mark.thorough)])
 def test_gradient_and_hessian_are_exact(monkeypatch, chunk) -> None:
     monkeypatch.setattr("tfp_sgmcmc.targets.laplace.quadratic._CHUNK", chunk)
     like = tf.zeros([D], tf.float64)
@@ -64,6 +64,7 @@ def test_one_wrong_entry_is_found() -> None:
     assert not agrees(exact * np.nan, lambda v: v @ exact)
 
 
+@pytest.mark.thorough
 def test_parts_of_a_state(monkeypatch) -> None:
     monkeypatch.setattr(quadratic, "LEAST_WORK", 0)
 
