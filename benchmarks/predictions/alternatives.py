@@ -41,61 +41,15 @@ import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
 from benchmarks.common.kept_results import kept_result
 from benchmarks.common.tables import Table as Printed
-from benchmarks.predictions import ensembles
+from benchmarks.predictions import alternative_dynamics, ensembles
 from benchmarks.predictions.ensembles import BATCH, EPOCHS, MEMBERS, PATIENCE, Scores
-from benchmarks.predictions.microcanonical import Microcanonical
 from benchmarks.predictions.side_by_side import Trainer
 from benchmarks.predictions.tabular import TABLES, Split, Table, split
 from tfp_sgmcmc.keras.adaptation import annealed_ensemble
-from tfp_sgmcmc.kernels.annealed_sghmc import AnnealedSGHMC
 
 PROBLEMS = ("docstrings", "german", "diabetes", "digits", "friedman", "swissroll", "letter")
 RANK, DRAWS, MIX = 4, 16, 0.5
 Posterior = sgmcmc.keras.Posterior
-
-
-class Symmetric(AnnealedSGHMC):
-    """The annealed kernel as BAOAB: a kick, half a drift, friction with noise, half a drift."""
-
-    def _move(self, state: Any, x: Any, g: Any, z: Any, n: Any, results: Any, packing: Any) -> Any:
-        move = functools.partial(super()._move, state, x, g)
-        still = tf.nest.map_structure(tf.zeros_like, z)
-        _, rate, temperature, changed = move(z, n, results, packing)
-        quiet = move(still, n, results, packing)[3]["momentum"]
-        a = self._parameters["momentum_loss"]
-        parts = map(tf.nest.flatten, (x, results.momentum, quiet, changed["momentum"]))
-        kicked, left, moved = [], [], []
-        for place, v, calm, noisy in zip(*parts, strict=True):
-            kicked.append(calm + a * v)
-            left.append((1 - a) * kicked[-1] + (1 - a / 2) ** 0.5 * (noisy - calm))
-            moved.append(place + (kicked[-1] + left[-1]) / 2)
-        changed["momentum"] = tf.nest.pack_sequence_as(changed["momentum"], left)
-        return tf.nest.pack_sequence_as(x, moved), rate, temperature, changed
-
-
-class SymmetricEnsemble(annealed_ensemble.AnnealedEnsemble):
-    """The annealed ensemble with `Symmetric`."""
-
-    def make_kernel(self, target: Any) -> AnnealedSGHMC:
-        return Symmetric(target, **self._kernel)
-
-
-class CyclicalEnsemble(annealed_ensemble.AnnealedEnsemble):
-    """The annealed ensemble with cycles of steps, of whose ends it chooses states."""
-
-    cycles, step = 10, 5e-3
-
-    def begin_chain(self, model: keras.Model) -> None:
-        super().begin_chain(model)
-        assert self.num_steps is not None  # settled
-        cycles = min(self.cycles, self.num_steps)
-        self._kernel["step_size"] = sgmcmc.schedules.Cyclical(self.step, self.num_steps, cycles)
-
-    def members(self, every: Posterior, steps: np.ndarray) -> Posterior:
-        steps = np.asarray(steps[:])
-        ends = np.flatnonzero(self._kernel["step_size"].is_sampling(steps))
-        states = every.with_samples([np.asarray(x[:])[ends] for x in every.samples])
-        return super().members(states, steps[ends])
 
 
 class Study:
@@ -123,9 +77,9 @@ class Study:
             found, seconds = self._made[key]
             self.seconds += seconds
             return found
-        start = time.process_time()
+        start = time.process_time() + self.seconds
         found = make()
-        self._made[key] = found, time.process_time() - start
+        self._made[key] = found, time.process_time() + self.seconds - start
         return found
 
     def members(self, share: float) -> tuple[list[np.ndarray], float]:
@@ -184,18 +138,18 @@ class Study:
         with mock.patch.object(annealed_ensemble, "AnnealedEnsemble", kind):
             return self.sample(self.used)
 
-    def warm(self, share: float = 0.5) -> Posterior:
+    def warm(self, share: float = 0.25) -> Posterior:
         """Returns the annealed ensemble from trained members."""
         weights, used = self.members(share)
         return self.sample(self.used - used, chains=sgmcmc.keras.Chains(MEMBERS, weights))
 
-    def mile(self, share: float = 0.5, step: float = 1e-3, is_scaled: bool = True) -> Posterior:
+    def mile(self, share: float = 0.75, step: float = 3e-4, is_scaled: bool = True) -> Posterior:
         """Returns states of microcanonical dynamics; the first fifth of the steps is burn-in."""
         weights, used = self.members(share)
         steps = self.passes(self.used - used) * -(-len(self.data.x) // BATCH)
         return self.sample(
             self.used - used,
-            lambda target: Microcanonical(target, step, steps // 5, is_scaled),
+            lambda target: alternative_dynamics.Microcanonical(target, step, steps // 5, is_scaled),
             prior=tfp.distributions.Normal(0.0, 1.0),
             collect=sgmcmc.keras.Collect(steps // 5, max(0, steps // 100 - 1)),
             chains=sgmcmc.keras.Chains(MEMBERS, weights),
@@ -205,8 +159,8 @@ class Study:
 METHODS: dict[str, Callable[[Study], Posterior]] = {
     "annealed": lambda study: study.sample(study.used),
     "DE5": lambda study: study.posterior(study.members(1.0)[0]),
-    "symmetric": lambda study: study.annealed_as(SymmetricEnsemble),
-    "cyclical": lambda study: study.annealed_as(CyclicalEnsemble),
+    "symmetric": lambda study: study.annealed_as(alternative_dynamics.SymmetricEnsemble),
+    "cyclical": lambda study: study.annealed_as(alternative_dynamics.CyclicalEnsemble),
     "warm": Study.warm,
     "MILE": Study.mile,
     "SWA": lambda study: study.tails("SWA"),

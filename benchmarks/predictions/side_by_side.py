@@ -87,7 +87,7 @@ class Trainer:
                 tape.watch(weights)
                 losses = self._losses(weights, tf.gather(x, rows), tf.gather(y, rows))
                 loss = tf.reduce_sum(shares * losses)
-            gradient = tape.gradient(loss, weights)
+            gradient = [tf.convert_to_tensor(g) for g in tape.gradient(loss, weights)]
             steps += 1
             m = [BETA_1 * a + (1 - BETA_1) * g for a, g in zip(m, gradient, strict=True)]
             v = [BETA_2 * a + (1 - BETA_2) * g**2 for a, g in zip(v, gradient, strict=True)]

@@ -1,13 +1,20 @@
-"""Microcanonical Langevin dynamics with gradients of minibatches, for a comparison."""
+"""Other dynamics than those of the annealed ensemble: microcanonical, symmetric, in cycles."""
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any, NamedTuple
 
+import keras
+import numpy as np
 import tensorflow as tf
 
+import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.nest import State, map_parts, num_entries, sum_events
+from tfp_sgmcmc.keras.adaptation.annealed_ensemble import AnnealedEnsemble
+from tfp_sgmcmc.kernels.annealed_sghmc import AnnealedSGHMC
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
 from tfp_sgmcmc.kernels.momentum import scaled
 
@@ -112,10 +119,10 @@ class Microcanonical(StochasticGradientKernel):
         along = tf.tanh(delta) + cosine * (1 - 1 / tf.cosh(tf.minimum(delta, 50.0)))
         rest = 1 / tf.cosh(tf.minimum(delta, 50.0))
         u = map_parts(lambda u, e: scaled(rest, u) + scaled(along, e), u, e)
-        u = self._with_norm(u, tf.ones([]), ndims)
-        noise = tf.sqrt(tf.math.expm1(2 / self._parameters["decoherence"]) / d)
+        u = self._with_norm(u, 1.0, ndims)
+        noise = tf.sqrt(math.expm1(2 / self._parameters["decoherence"]) / d)
         z = random.normal_like(state, noise_seed)
-        u = self._with_norm(map_parts(lambda u, z: u + noise * z, u, z), tf.ones([]), ndims)
+        u = self._with_norm(map_parts(lambda u, z: u + noise * z, u, z), 1.0, ndims)
         state = map_parts(lambda x, c, u: x + epsilon * c * u, state, c, u)
         figures = self._figures(
             estimate, tf.zeros_like(size) + self.step_size, tf.ones([]), results
@@ -123,7 +130,53 @@ class Microcanonical(StochasticGradientKernel):
         return state, MicrocanonicalResults(**figures, direction=u, squares=squares)
 
     @staticmethod
-    def _with_norm(x: State, norm: tf.Tensor, chain_ndims: int) -> State:
+    def _with_norm(x: State, norm: Any, chain_ndims: int) -> State:
         """Returns x with another norm over all parts, by chain."""
         factor = norm / tf.sqrt(sum_events(map_parts(tf.square, x), chain_ndims))
         return map_parts(lambda part: scaled(factor, part), x)
+
+
+class Symmetric(AnnealedSGHMC):
+    """The annealed kernel as BAOAB: a kick, half a drift, friction with noise, half a drift."""
+
+    def _move(
+        self, state: Any, x: Any, gradient: Any, z: Any, n: Any, results: Any, packing: Any
+    ) -> Any:
+        move = functools.partial(super()._move, state, x, gradient)
+        still = tf.nest.map_structure(tf.zeros_like, z)
+        _, rate, temperature, changed = move(z, n, results, packing)
+        quiet = move(still, n, results, packing)[3]["momentum"]
+        a = self._parameters["momentum_loss"]
+        parts = map(tf.nest.flatten, (x, results.momentum, quiet, changed["momentum"]))
+        kicked, left, moved = [], [], []
+        for place, v, calm, noisy in zip(*parts, strict=True):
+            kicked.append(calm + a * v)
+            left.append((1 - a) * kicked[-1] + (1 - a / 2) ** 0.5 * (noisy - calm))
+            moved.append(place + (kicked[-1] + left[-1]) / 2)
+        changed["momentum"] = tf.nest.pack_sequence_as(changed["momentum"], left)
+        return tf.nest.pack_sequence_as(x, moved), rate, temperature, changed
+
+
+class SymmetricEnsemble(AnnealedEnsemble):
+    """The annealed ensemble with `Symmetric`."""
+
+    def make_kernel(self, target: Any) -> AnnealedSGHMC:
+        return Symmetric(target, **self._kernel)
+
+
+class CyclicalEnsemble(AnnealedEnsemble):
+    """The annealed ensemble with cycles of steps, of whose ends it chooses states."""
+
+    cycles, step = 10, 5e-3
+
+    def begin_chain(self, model: keras.Model) -> None:
+        super().begin_chain(model)
+        assert self.num_steps is not None  # settled
+        cycles = min(self.cycles, self.num_steps)
+        self._kernel["step_size"] = sgmcmc.schedules.Cyclical(self.step, self.num_steps, cycles)
+
+    def members(self, every: Any, steps: np.ndarray) -> Any:
+        steps = np.asarray(steps[:])
+        ends = np.flatnonzero(self._kernel["step_size"].is_sampling(steps))
+        states = every.with_samples([np.asarray(x[:])[ends] for x in every.samples])
+        return super().members(states, steps[ends])
