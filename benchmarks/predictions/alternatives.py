@@ -5,23 +5,25 @@ Data, networks, splits, scores, "DE5" and "annealed" are those of
 five members of DE5. Where members are trained first, it is with early stopping and at most the
 given share of DE5's epochs; the rest of the passes follow.
 
-"symmetric" is the annealed ensemble with half a drift, friction with noise, half a drift and a kick
-(BAOAB) in place of its kernel's scheme. "cyclical" has cosine cycles of steps (Zhang et al. 2020),
-and takes the states of their ends. "warm" starts its chains from members that had half of the
-passes. "MILE" takes these members to the posterior at temperature 1 with the prior N(0, 1), by
-microcanonical Langevin dynamics with minibatches (Sommer et al. 2025). "SWA" are members with three
-quarters of the passes, and the mean of the weights that each passes after an epoch of the others,
-at a constant step; "iterates" predicts by these weights, and "SWAG" by 16 draws for each member
-from the normal distribution with their means and variances.
+"symmetric" is the annealed ensemble with a kick, half a drift, friction with noise and half a drift
+(BAOAB) in place of its kernel's scheme. In "cyclical" its steps fall from 0.005 in ten cosine
+cycles (Zhang et al. 2020), and it chooses among the states of their last fifths. "warm" starts its
+chains from members with a quarter of the passes. "MILE" takes members with three quarters of them
+to the posterior at temperature 1 with the prior N(0, 1), by microcanonical Langevin dynamics with
+minibatches, with scales by the size of their gradients (Sommer et al. 2025). "SWA" goes on from
+such members by Adam with its constant step, and takes the mean of each member's weights at the ends
+of epochs (Izmailov et al. 2018); "iterates" predicts by all of these weights, and "SWAG" by 16
+draws from normal distributions with their means and variances.
 
-With `--refits`, a network is trained on half of the training rows, and refitted to the other half,
+For the refits, a network is trained on half of the training rows, and refitted to the other half,
 whose inputs, as those of the test rows, are a linear map of what they were. All of its weights, its
 last layer, or factors of rank 4 beside each kernel (LoRA) are refitted: "Adam" by five runs with
 early stopping from the network's weights, and "annealed" by `SamplerCallback()` in as many passes.
 In "from weights" its chains start there, too; "no refit" is the network as it was.
 
-The tables give means over splits, and the difference of each NLL from that of the first method of
-its kind, paired by split, with its standard error. "fit" are seconds of the processor.
+The tables give means over splits, and the difference of each NLL from that of "annealed", paired by
+split, with its standard error. "fit" are seconds of the processor, with compilation; "SWA",
+"iterates" and "SWAG" share theirs.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ from benchmarks.predictions.tabular import TABLES, Split, Table, split
 from tfp_sgmcmc.keras.adaptation import annealed_ensemble
 
 PROBLEMS = ("docstrings", "german", "diabetes", "digits", "friedman", "swissroll", "letter")
+REFITTED = ("german", "diabetes", "friedman", "digits")
 RANK, DRAWS, MIX = 4, 16, 0.5
 Posterior = sgmcmc.keras.Posterior
 
@@ -204,7 +207,8 @@ def compare_refits(
     make = functools.partial(ensembles.make_model, data, table, units)
     epochs, found = 2 if quick else EPOCHS, {}
     base = make([seed, 0])
-    trained, _ = train(Trainer(base, BATCH), [base.get_weights()], first, seed, epochs)
+    pair = [base.get_weights()] * 2  # side by side, of which one is taken
+    trained, _ = train(Trainer(base, BATCH), pair, first, seed, epochs)
     given = [w[0] for w in trained]
     for part in PARTS:
         models = [prepared(make([seed, i]), given, part) for i in range(MEMBERS)]
@@ -254,57 +258,59 @@ def prepared(model: keras.Model, weights: Any, part: str) -> keras.Model:
 def run(
     *,
     problems: tuple[str, ...] = PROBLEMS,
+    refits: tuple[str, ...] = REFITTED,
     splits: int = 1,
     first_split: int = 0,
     units: tuple[int, ...] = (50, 50),
-    refits: bool = False,
     quick: bool = False,
     folder: str = "",
 ) -> Iterator[tuple[str, list[dict[str, Scores]]]]:
-    """Yields each problem with the scores of the methods in each split.
+    """Yields each problem with the scores of the methods in each split, and then those of refits.
 
     Args:
-      problems: names of data.
+      problems: names of data on which networks are trained.
+      refits: names of data on which a trained network is refitted.
       splits: the number of splits.
       first_split: the number of the first.
       units: widths of the hidden layers.
-      refits: compares refits of a trained network instead.
       quick: two epochs and one split.
       folder: keeps the scores of each problem and split, which a later call reads again.
     """
     tf.get_logger().setLevel("ERROR")
-    for name in problems:
+    width = "-".join(map(str, units))
+    for name, kind in [(n, "") for n in problems] + [(n, "_refits") for n in refits]:
         found, table = [], TABLES[name]()
+        compared = compare_refits if kind else compare
         for seed in range(first_split, first_split + (1 if quick else splits)):
-            width = "-".join(map(str, units))
-            file = f"{name}_{width}_{seed}{'_refits' * refits}{'_quick' * quick}"
-            make = compare_refits if refits else compare
-            found.append(
-                kept_result(folder, file, functools.partial(make, table, seed, units, quick))
-            )
+            make = functools.partial(compared, table, seed, units, quick)
+            file = f"{name}_{width}_{seed}{kind}{'_quick' * quick}"
+            found.append(kept_result(folder, file, make))
             print(name, seed, found[-1], flush=True)
         yield name, found
 
 
 def show(found: Iterable[tuple[str, list[dict[str, Scores]]]]) -> dict[str, Printed]:
-    """Prints the table; returns it."""
-    lines = []
+    """Prints the tables; returns them."""
+    lines: dict[str, list[list[str]]] = {}
     for name, by_split in found:
         for i, method in enumerate(by_split[0]):
-            kind, _, way = method.rpartition(", ")
-            reference = f"{kind}, {REFITS[0]}" if kind else next(iter(METHODS))
+            part = method.rpartition(", ")[0]
+            reference = f"{part}, {REFITS[0]}" if part else next(iter(METHODS))
             gap, error = ensembles.difference(by_split, method, reference)
-            mean = {
-                k: float(np.mean([s[method][k] for s in by_split])) for k in by_split[0][method]
-            }
-            lines.append([
+            keys = by_split[0][method]
+            mean = {key: float(np.mean([s[method][key] for s in by_split])) for key in keys}
+            lines.setdefault("Refits" if part else "Networks", []).append([
                 "" if i else name, method, f"{mean['nll']:.3f}",
                 "" if method == reference else f"{gap:+.3f} +- {error:.3f}",
                 f"{mean['error']:.3f}", f"{mean['calibration']:.3f}", f"{mean['fit']:.0f}",
             ])  # fmt: skip
     heads = ["data", "method", "NLL", "NLL - annealed", "error", "calibration", "fit"]
-    return {"": command_line.print_table(dict.fromkeys(heads, ""), lines)}
+    return {
+        title: command_line.print_table(dict.fromkeys(heads, ""), part)
+        for title, part in lines.items()
+    }
 
 
 if __name__ == "__main__":
-    command_line.main(__doc__, run, show, choices={"problems": TABLES}, table="alternatives")
+    choices = {"problems": TABLES, "refits": TABLES}
+    command_line.main(__doc__, run, show, choices=choices, table="alternatives")

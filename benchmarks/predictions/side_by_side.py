@@ -18,7 +18,7 @@ Parts = list[Any]
 
 
 class Trainer:
-    """Trains networks of one architecture; it compiles once for data of one shape.
+    """Trains two or more networks of one architecture; it compiles once for data of one shape.
 
     Args:
       model: a compiled model without dropout or moving statistics, which stays as it is. Weights
@@ -87,7 +87,7 @@ class Trainer:
                 tape.watch(weights)
                 losses = self._losses(weights, tf.gather(x, rows), tf.gather(y, rows))
                 loss = tf.reduce_sum(shares * losses)
-            gradient = [tf.convert_to_tensor(g) for g in tape.gradient(loss, weights)]
+            gradient = tape.gradient(loss, weights)
             steps += 1
             m = [BETA_1 * a + (1 - BETA_1) * g for a, g in zip(m, gradient, strict=True)]
             v = [BETA_2 * a + (1 - BETA_2) * g**2 for a, g in zip(v, gradient, strict=True)]

@@ -75,7 +75,8 @@ def test_the_command_compares_methods(
     monkeypatch.setitem(tabular.TABLES, "tiny", lambda: TINY)
     made = {name: alternatives.METHODS[name] for name in methods}
     monkeypatch.setattr(alternatives, "METHODS", made)
-    table = alternatives.show(alternatives.run(problems=("tiny",), units=(4,), quick=True))[""]
+    found = alternatives.run(problems=("tiny",), refits=(), units=(4,), quick=True)
+    ((_, table),) = alternatives.show(found).items()
     assert [line[1] for line in table.lines] == [*methods]
     assert all(np.isfinite(float(line[2])) for line in table.lines)
 
@@ -83,8 +84,8 @@ def test_the_command_compares_methods(
 @pytest.mark.thorough
 def test_the_command_compares_refits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tabular.TABLES, "tiny", lambda: TINY)
-    found = alternatives.run(problems=("tiny",), units=(4,), refits=True, quick=True)
-    lines = alternatives.show(found)[""].lines
+    found = alternatives.run(problems=(), refits=("tiny",), units=(4,), quick=True)
+    lines = alternatives.show(found)["Refits"].lines
     assert len(lines) == len(alternatives.PARTS) * len(alternatives.REFITS)
     same = [line[2:] for line in lines if line[1].endswith("no refit")]
     assert same == same[:1] * len(alternatives.PARTS)  # LoRA begins with no change
