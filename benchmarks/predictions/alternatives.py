@@ -49,7 +49,7 @@ from benchmarks.predictions.side_by_side import Trainer
 from benchmarks.predictions.tabular import TABLES, Split, Table, split
 from tfp_sgmcmc.keras.adaptation import annealed_ensemble
 
-PROBLEMS = ("docstrings", "german", "diabetes", "digits", "friedman", "swissroll", "letter")
+PROBLEMS = ("docstrings", "german", "diabetes", "digits", "friedman", "swissroll")
 REFITTED = ("german", "diabetes", "friedman", "digits")
 RANK, DRAWS, MIX = 4, 16, 0.5
 Posterior = sgmcmc.keras.Posterior
@@ -297,11 +297,12 @@ def show(found: Iterable[tuple[str, list[dict[str, Scores]]]]) -> dict[str, Prin
             part = method.rpartition(", ")[0]
             reference = f"{part}, {REFITS[0]}" if part else next(iter(METHODS))
             gap, error = ensembles.difference(by_split, method, reference)
+            shown = f"{gap:+.3f}" if np.isnan(error) else f"{gap:+.3f} +- {error:.3f}"
             keys = by_split[0][method]
             mean = {key: float(np.mean([s[method][key] for s in by_split])) for key in keys}
             lines.setdefault("Refits" if part else "Networks", []).append([
                 "" if i else name, method, f"{mean['nll']:.3f}",
-                "" if method == reference else f"{gap:+.3f} +- {error:.3f}",
+                "" if method == reference else shown,
                 f"{mean['error']:.3f}", f"{mean['calibration']:.3f}", f"{mean['fit']:.0f}",
             ])  # fmt: skip
     heads = ["data", "method", "NLL", "NLL - annealed", "error", "calibration", "fit"]
