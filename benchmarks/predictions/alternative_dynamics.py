@@ -177,6 +177,7 @@ class CyclicalEnsemble(AnnealedEnsemble):
 
     def members(self, every: Any, steps: np.ndarray) -> Any:
         steps = np.asarray(steps[:])
-        ends = np.flatnonzero(self._kernel["step_size"].is_sampling(steps))
+        is_end = np.asarray(self._kernel["step_size"].is_sampling(steps))
+        ends = np.flatnonzero(is_end | (steps == steps[-1]))
         states = every.with_samples([np.asarray(x[:])[ends] for x in every.samples])
         return super().members(states, steps[ends])

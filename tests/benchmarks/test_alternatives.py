@@ -87,5 +87,5 @@ def test_the_command_compares_refits(monkeypatch: pytest.MonkeyPatch) -> None:
     found = alternatives.run(problems=(), refits=("tiny",), units=(4,), quick=True)
     lines = alternatives.show(found)["Refits"].lines
     assert len(lines) == len(alternatives.PARTS) * len(alternatives.REFITS)
-    same = [line[2:] for line in lines if line[1].endswith("no refit")]
+    same = [line[2] for line in lines if line[1].endswith("no refit")]
     assert same == same[:1] * len(alternatives.PARTS)  # LoRA begins with no change
