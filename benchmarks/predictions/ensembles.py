@@ -180,9 +180,11 @@ def scores(posterior: sgmcmc.keras.Posterior, data: Split) -> Scores:
     }
 
 
-def difference(by_split: list[dict[str, Scores]], method: str) -> tuple[float, float]:
-    """Returns the mean difference of a method's NLL from DE5's, and its standard error."""
-    gaps = np.array([s[method]["nll"] - s["DE5"]["nll"] for s in by_split])
+def difference(
+    by_split: list[dict[str, Scores]], method: str, reference: str = "DE5"
+) -> tuple[float, float]:
+    """Returns the mean difference of a method's NLL from another's, and its standard error."""
+    gaps = np.array([s[method]["nll"] - s[reference]["nll"] for s in by_split])
     error = gaps.std(ddof=1) / len(gaps) ** 0.5 if len(gaps) > 1 else np.nan
     return float(gaps.mean()), float(error)
 

@@ -6,7 +6,7 @@ small networks, which spend most of its time outside the steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -18,15 +18,18 @@ Parts = list[Any]
 
 
 class Trainer:
-    """Trains networks of one architecture; it compiles once for data of one shape.
+    """Trains two or more networks of one architecture; it compiles once for data of one shape.
 
     Args:
-      model: a compiled model without dropout or moving statistics, which stays as it is.
+      model: a compiled model without dropout or moving statistics, which stays as it is. Weights
+        that are not trainable keep its values.
       batch_size: rows of a batch; the last one of an epoch may have fewer.
+      rate: the learning rate.
     """
 
-    def __init__(self, model: keras.Model, batch_size: int):
-        self._model, self._batch_size = model, batch_size
+    def __init__(self, model: keras.Model, batch_size: int, rate: float = RATE):
+        self._model, self._batch_size, self._rate = model, batch_size, rate
+        self._others = [v.numpy() for v in model.non_trainable_variables]
         self._epoch = tf.function(self._take_epoch, jit_compile=True)
 
     def __call__(
@@ -37,8 +40,12 @@ class Trainer:
         epochs: int,
         patience: int,
         seed: Sequence[int],
+        visit: Callable[[Parts], None] | None = None,
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Returns the best weights, `[networks, ...]` for each variable, and the epochs taken."""
+        """Returns the best weights, `[networks, ...]` for each variable, and the epochs taken.
+
+        `visit` gets the weights of all networks after each epoch.
+        """
         weights = [tf.constant(np.stack(values)) for values in zip(*starts, strict=True)]
         count, rows, rng = len(starts), len(train[0]), np.random.default_rng(seed)
         moments = [[tf.zeros_like(w) for w in weights] for _ in range(2)]
@@ -51,6 +58,8 @@ class Trainer:
             order = np.stack([rng.permutation(rows) for _ in range(count)])
             order = np.pad(order, [(0, 0), (0, padding)], constant_values=-1).astype(np.int32)
             weights, moments, steps, loss = self._epoch(weights, moments, steps, order, *data)
+            if visit is not None:
+                visit(weights)
             is_running = since < patience
             is_better = is_running & (loss.numpy() < least)
             least = np.where(is_better, loss, least)
@@ -82,7 +91,7 @@ class Trainer:
             steps += 1
             m = [BETA_1 * a + (1 - BETA_1) * g for a, g in zip(m, gradient, strict=True)]
             v = [BETA_2 * a + (1 - BETA_2) * g**2 for a, g in zip(v, gradient, strict=True)]
-            rate = RATE * tf.sqrt(1 - BETA_2**steps) / (1 - BETA_1**steps)
+            rate = self._rate * tf.sqrt(1 - BETA_2**steps) / (1 - BETA_1**steps)
             moved = zip(weights, m, v, strict=True)
             weights = [w - rate * a / (tf.sqrt(b) + EPSILON) for w, a, b in moved]
             return k + 1, steps, weights, m, v
@@ -104,7 +113,7 @@ class Trainer:
         """
 
         def outputs_of_one(given: tuple[Parts, Any]) -> tf.Tensor:
-            return self._model.stateless_call(given[0], [], given[1], training=True)[0]
+            return self._model.stateless_call(given[0], self._others, given[1], training=True)[0]
 
         outputs = tf.vectorized_map(outputs_of_one, (list(weights), x))
         rows = [tf.reshape(a, [-1, *a.shape[2:]]) for a in (y, outputs)]

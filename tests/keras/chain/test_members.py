@@ -157,3 +157,26 @@ def test_unfit_members_are_refused(ensemble, tmp_path):
         with pytest.raises(error, match=message):
             callback.set_model(model)
         assert_equal(model.get_weights(), before)
+
+
+def test_members_on_other_frozen_layers_are_refused(ensemble):
+    """Their last layers would stand on the layers of the model."""
+    frozen, *others = [normalized() for _ in range(C)]
+    for model, member in zip((frozen, *others), ensemble, strict=True):
+        model.set_weights(member.get_weights())
+    for layer in frozen.layers[:2]:
+        layer.trainable = False
+    frozen.compile(loss=small_models.CROSSENTROPY)
+    callback = small_models.sampler(sgld(), N, num_chains=C, initial_states=[frozen, *others])
+    with pytest.raises(ValueError, match="kernel, which is not sampled.*other values for chain 1"):
+        fit(frozen, callback)
+    for model in others:
+        for layer, given in zip(model.layers[:2], frozen.layers, strict=False):
+            layer.set_weights(given.get_weights())
+            layer.trainable = False
+    starts = [m.layers[-1].kernel.numpy() for m in (frozen, *others)]
+    callback = small_models.sampler(
+        sgld(1e-12, 0.0), N, num_chains=C, initial_states=[frozen, *others]
+    )
+    fit(frozen, callback, epochs=1)
+    assert_close(callback.samples[0][0], starts, atol=1e-4)

@@ -21,6 +21,7 @@ from tfp_sgmcmc.internal.checks import accepts
 from tfp_sgmcmc.keras.chain.chain_state import ChainState, Status
 from tfp_sgmcmc.keras.chain.initial_states import (
     are_members,
+    check_shared,
     member_values,
     stacked_starts,
     values_for_chains,
@@ -233,6 +234,7 @@ class Chain:
         if state.num_chains is not None and state.others is None:
             with tf.init_scope():
                 others = internals.changed_by_call(self.model, x)
+                check_shared(self.model, self._members, others)
                 values = values_for_chains(
                     others, state.num_chains, self._start_seed, self._members
                 )

@@ -215,6 +215,33 @@ def member_values(model: keras.Model, starts: Any, num_chains: int) -> dict[int,
     }
 
 
+def check_shared(
+    model: keras.Model, members: Mapping[int, np.ndarray], others: Sequence[keras.Variable]
+) -> None:
+    """Raises ValueError if members disagree with the model about weights that chains share.
+
+    These are frozen weights, of which the model has one value for all chains.
+
+    Args:
+      model: the model that is sampled.
+      members: values of its non-trainable floating variables, as `member_values` returns them.
+      others: its non-trainable variables with a value for each chain.
+    """
+    own = {id(v) for v in others}
+    for variable in model.non_trainable_variables:
+        values = members.get(id(variable))
+        if values is None or id(variable) in own:
+            continue
+        differing = [i for i, x in enumerate(values) if not np.array_equal(x, variable.numpy())]
+        if differing:
+            raise ValueError(
+                f"initial_states must have the model's values of {variable.path}, which is not "
+                f"sampled, so that all chains share it. Received: other values for chain "
+                f"{differing[0]}. Set the model's weights to those that the members share, or "
+                "sample these weights too (trainable=True)."
+            )
+
+
 def _floating(model: keras.Model) -> list[keras.Variable]:
     return [v for v in model.weights if internals.is_floating(v)]
 
