@@ -34,7 +34,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     if config.pluginmanager.hasplugin("xdist") and options.numprocesses is None:
         affinity = getattr(os, "sched_getaffinity", None)
         options.numprocesses = len(affinity(0)) if affinity else os.cpu_count()
-        options.dist = "loadfile"
+        options.dist, options.loadscopereorder = "loadfile", False
         # With more threads than cores, the threads wait for each other.
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
             os.environ.setdefault(name, "1")
@@ -45,6 +45,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.DoctestItem) and item.name in THOROUGH_EXAMPLES:
             item.add_marker(pytest.mark.thorough)
+    # At the end, one worker would wait for it.
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/test_two_replicas.py"))
 
 
 def pytest_collection_finish() -> None:

@@ -143,25 +143,78 @@ class Symmetric(AnnealedSGHMC):
         self, state: Any, x: Any, gradient: Any, z: Any, n: Any, results: Any, packing: Any
     ) -> Any:
         move = functools.partial(super()._move, state, x, gradient)
-        still = tf.nest.map_structure(tf.zeros_like, z)
         _, rate, temperature, changed = move(z, n, results, packing)
-        quiet = move(still, n, results, packing)[3]["momentum"]
+        quiet, unit = (
+            move(tf.nest.map_structure(like, z), n, results, packing)[3]["momentum"]
+            for like in (tf.zeros_like, tf.ones_like)
+        )
         a = self._parameters["momentum_loss"]
-        parts = map(tf.nest.flatten, (x, results.momentum, quiet, changed["momentum"]))
-        kicked, left, moved = [], [], []
-        for place, v, calm, noisy in zip(*parts, strict=True):
-            kicked.append(calm + a * v)
-            left.append((1 - a) * kicked[-1] + (1 - a / 2) ** 0.5 * (noisy - calm))
-            moved.append(place + (kicked[-1] + left[-1]) / 2)
+        parts = map(tf.nest.flatten, (x, results.momentum, quiet, changed["momentum"], unit))
+        left, moved = [], []
+        for i, (place, v, calm, *noisy) in enumerate(zip(*parts, strict=True)):
+            noise, spread = ((x - calm) / (2 * a) ** 0.5 for x in noisy)
+            drift, velocity = self._flow(calm + a * v, noise, spread, a, i)
+            left.append(velocity)
+            moved.append(place + drift)
         changed["momentum"] = tf.nest.pack_sequence_as(changed["momentum"], left)
         return tf.nest.pack_sequence_as(x, moved), rate, temperature, changed
 
+    def _flow(self, v: tf.Tensor, noise: tf.Tensor, spread: tf.Tensor, a: float, part: int) -> Any:
+        """Returns the drift and the velocity after a kick to v.
+
+        `noise` is drawn from the law of velocities, whose standard deviations are `spread`.
+        """
+        del spread, part
+        left = (1 - a) * v + (2 * a - a**2) ** 0.5 * noise
+        return (v + left) / 2, left
+
+
+class ExactFriction(Symmetric):
+    r"""The annealed kernel as UBU: kicks between exact flows of drift and friction with noise.
+
+    With \( e^{-\eta} = 1 - a \), a flow of one step changes a velocity v of variance 1 by
+
+    \[
+    v' = e^{-\eta} v + \xi, \qquad \Delta = \frac{1 - e^{-\eta}}{\eta} v + \zeta,
+    \]
+
+    where the noise is normal with variances \( 1 - e^{-2 \eta} \) of \( \xi \) and
+    \( (2 \eta - 3 + 4 e^{-\eta} - e^{-2 \eta}) / \eta^2 \) of \( \zeta \), and covariance
+    \( (1 - e^{-\eta})^2 / \eta \). States are those at which kicks are given.
+
+    References:
+      J. M. Sanz-Serna and K. C. Zygalakis. Wasserstein distance estimates for the distributions of
+      numerical approximations to ergodic stochastic differential equations. JMLR, 2021.
+    """
+
+    def _update(self, state: State, results: Any, seed: tf.Tensor) -> Any:
+        self._more = random.fold_in(seed, 2)  # the seed of second normals, in the step's trace
+        return super()._update(state, results, seed)
+
+    def _flow(self, v: tf.Tensor, noise: tf.Tensor, spread: tf.Tensor, a: float, part: int) -> Any:
+        eta = -math.log1p(-a)
+        loss = -math.expm1(-eta)
+        velocity, both = (2 * a - a**2) ** 0.5, loss**2 / eta
+        drift = (2 * eta - 3 + 4 * math.exp(-eta) - math.exp(-2 * eta)) / eta**2
+        rest = (drift - (both / velocity) ** 2) ** 0.5
+        z = spread * random.normal_like(noise, random.fold_in(self._more, part))
+        moved = loss / eta * v + both / velocity * noise + rest * z
+        return moved, (1 - a) * v + velocity * noise
+
 
 class SymmetricEnsemble(AnnealedEnsemble):
-    """The annealed ensemble with `Symmetric`."""
+    """The annealed ensemble with a symmetric scheme."""
+
+    scheme: type[Symmetric] = Symmetric
 
     def make_kernel(self, target: Any) -> AnnealedSGHMC:
-        return Symmetric(target, **self._kernel)
+        return self.scheme(target, **self._kernel)
+
+
+class ExactFrictionEnsemble(SymmetricEnsemble):
+    """The annealed ensemble with `ExactFriction`."""
+
+    scheme = ExactFriction
 
 
 class CyclicalEnsemble(AnnealedEnsemble):

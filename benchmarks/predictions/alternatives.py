@@ -163,6 +163,7 @@ METHODS: dict[str, Callable[[Study], Posterior]] = {
     "annealed": lambda study: study.sample(study.used),
     "DE5": lambda study: study.posterior(study.members(1.0)[0]),
     "symmetric": lambda study: study.annealed_as(alternative_dynamics.SymmetricEnsemble),
+    "UBU": lambda study: study.annealed_as(alternative_dynamics.ExactFrictionEnsemble),
     "cyclical": lambda study: study.annealed_as(alternative_dynamics.CyclicalEnsemble),
     "warm": Study.warm,
     "MILE": Study.mile,

@@ -6,7 +6,11 @@ import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from benchmarks.predictions import alternatives, tabular
-from benchmarks.predictions.alternative_dynamics import Microcanonical, Symmetric
+from benchmarks.predictions.alternative_dynamics import (
+    ExactFriction,
+    Microcanonical,
+    Symmetric,
+)
 from tests.keras.small_models import assert_close
 from tfp_sgmcmc.kernels.annealed_sghmc import AnnealedSGHMC
 
@@ -62,10 +66,28 @@ def test_the_symmetric_scheme_has_the_right_variance_at_large_steps() -> None:
     assert spreads[1] == pytest.approx(4.0 * 3 / 2.75, rel=0.02)
 
 
+def test_exact_friction_has_its_law() -> None:
+    """The stationary variance of the linear recursion of kicks and flows, from its equations."""
+    a, curvature, rate = 0.5, 0.25, 1.0
+    eta = -np.log1p(-a)
+    flow = np.array([[1.0, -np.expm1(-eta) / eta], [0.0, 1 - a]])
+    both = np.expm1(-eta) ** 2 / eta
+    drift = (2 * eta - 3 + 4 * np.exp(-eta) - np.exp(-2 * eta)) / eta**2
+    noise = rate * np.array([[drift, both], [both, 2 * a - a**2]])
+    step = flow @ np.array([[1.0, 0.0], [-rate * curvature, 1.0]])
+    law = np.linalg.solve(np.eye(4) - np.kron(step, step), noise.ravel())[0]
+    result = sgmcmc.sample_chain(
+        ExactFriction(normal(), rate, momentum_loss=a, prior_variance=1e12, noise_limit=1e9),
+        START, num_results=400, num_burnin_steps=100, seed=0, progress_bar=False,
+    )  # fmt: skip
+    assert np.mean(np.square(result.states)) == pytest.approx(law, rel=0.02)
+    assert law == pytest.approx(4.0, rel=0.1)
+
+
 @pytest.mark.parametrize(
     "methods",
     [
-        ("annealed", "MILE", "SWA"),
+        ("DE5", "SWA"),
         pytest.param((*alternatives.METHODS,), marks=pytest.mark.thorough),
     ],
 )
