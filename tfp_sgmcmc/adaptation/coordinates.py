@@ -21,8 +21,8 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
     Hessians,
     Quadratic,
     hessian_products,
-    inverse,
     least_eigenvalue,
+    precision_of,
     quadratic_of,
     root_of_inverse,
     to_unit_diagonal,
@@ -245,7 +245,7 @@ def whiten_by_normal(
     """
     center = unflatten_events(mean, before.center, 0)
     found = hessian_products(problem, center).matrices(flatten_events(center, 0).numpy())
-    precision = inverse(factor @ factor.T)
+    precision = precision_of(factor)
     return _by_precision(problem, center, found, precision, "pilot", before.num_passes)
 
 
@@ -266,7 +266,7 @@ def whiten_by_covariance(
     flat = flatten_events(before.center, 0).numpy() + before.factor @ draws.mean(axis=0)
     center = unflatten_events(flat, before.center, 0)
     factor = before.factor @ np.linalg.cholesky(covariance)
-    precision = inverse(factor @ factor.T)
+    precision = precision_of(factor)
     whitened = standardize(problem, center, -precision)
     return Coordinates(*whitened, center, factor, precision, "covariance", before.num_passes)
 

@@ -32,7 +32,7 @@ from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.kernels.independent_metropolis import IndependentMetropolis
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.laplace.laplace import parameters_bijector
-from tfp_sgmcmc.targets.laplace.quadratic import inverse, root_of_inverse
+from tfp_sgmcmc.targets.laplace.quadratic import precision_of, root_of_inverse
 
 _FAR = 4.0  # distance, in deviations of Laplace's approximation, from which a mode is another one
 _DIP = 0.5  # nats below the lower of two modes, on the line between them
@@ -229,7 +229,7 @@ def independent_draws(
         batch_size=None,
         coordinates="covariance",
         center=tf.nest.map_structure(lambda x: x.numpy(), center),
-        hessian=-inverse(proposal.factor @ proposal.factor.T),
+        hessian=-precision_of(proposal.factor),
         start=np.zeros([num_chains, runs.dim], runs.dtype.as_numpy_dtype),
         num_burnin_steps=burn_in,
         num_steps_between_results=stride - 1,

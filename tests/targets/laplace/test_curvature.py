@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from tests.targets.logistic_regression import log_likelihood, log_prior
 from tfp_sgmcmc import random
-from tfp_sgmcmc.targets.laplace.quadratic import inverse, root_of_inverse
+from tfp_sgmcmc.targets.laplace.quadratic import inverse, precision_of, root_of_inverse
 
 GENERATOR = np.random.default_rng(0)
 N, D = 60, 8
@@ -234,3 +234,21 @@ def test_factors_of_an_inverse_do_not_depend_on_units_and_always_exist() -> None
     singular = np.outer([1.0, 2.0], [1.0, 2.0]) - np.diag([1e-14, 1e-14])
     found = root_of_inverse(singular)
     assert np.isfinite(found).all() and (np.diag(found) > 0).all() and found[0, 1] == 0
+
+
+def test_factors_of_a_nearly_singular_inverse_are_accurate() -> None:
+    """Powers of an hour: variances of directions differ by eleven orders of magnitude.
+
+    A factor of the explicit inverse, the control, is a hundred times too wide along some.
+    """
+    hours = np.random.default_rng(0).uniform(0, 24, 300)
+    basis = np.vander(hours, 9) / 24.0 ** np.arange(8, -1, -1)
+    precision = basis.T @ basis
+    scale = np.sqrt(np.diag(precision))
+    scaled = precision / np.outer(scale, scale)
+    assert np.linalg.cond(scaled) > 1e11
+    root = root_of_inverse(precision)
+    again = root_of_inverse(precision_of(root))
+    explicit = np.linalg.cholesky(np.linalg.inv(scaled)) / scale[:, np.newaxis]
+    errors = [np.abs(x.T @ precision @ x - np.eye(9)).max() for x in (root, again, explicit)]
+    assert max(errors[:2]) < 1e-4 and errors[2] > 10

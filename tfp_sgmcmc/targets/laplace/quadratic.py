@@ -173,17 +173,29 @@ def least_eigenvalue(matrix: np.ndarray) -> float:
 def root_of_inverse(precision: np.ndarray) -> np.ndarray:
     """Returns the Cholesky factor of the inverse of a matrix, whatever the units of its entries.
 
-    Eigenvalues of the scaled matrix that rounding hides count as that rounding.
+    It is that of the reversed matrix, inverted. A factor of the inverse of a nearly singular matrix
+    would have errors as large as the deviations of its other directions. Eigenvalues of the scaled matrix
+    that rounding hides count as that rounding.
     """
     scaled, scale = to_unit_diagonal(precision)
     try:
-        root = np.linalg.cholesky(np.linalg.inv(scaled))
+        root = np.linalg.inv(np.linalg.cholesky(scaled[::-1, ::-1])[::-1, ::-1]).T
     except np.linalg.LinAlgError:
         values, vectors = np.linalg.eigh(scaled)
         least = len(values) * np.finfo(values.dtype).eps * values[-1]
         upper: Any = np.linalg.qr((vectors / np.sqrt(np.maximum(values, least))).T, mode="r")
         root = upper.T * np.sign(np.diag(upper))
     return root / scale[:, np.newaxis]
+
+
+def precision_of(factor: np.ndarray) -> np.ndarray:
+    """Returns the inverse of L L^T, of which `root_of_inverse` is L again.
+
+    The inverse of the product itself would have the errors that `root_of_inverse` avoids.
+    """
+    scale = np.diag(factor)[:, np.newaxis]  # no unit of a parameter matters
+    back = np.linalg.inv(factor / scale) / scale.T
+    return back.T @ back
 
 
 def inverse(matrix: np.ndarray) -> np.ndarray:
