@@ -174,8 +174,8 @@ def root_of_inverse(precision: np.ndarray) -> np.ndarray:
     """Returns the Cholesky factor of the inverse of a matrix, whatever the units of its entries.
 
     It is that of the reversed matrix, inverted. A factor of the inverse of a nearly singular matrix
-    would have errors as large as the deviations of its other directions. Eigenvalues of the scaled matrix
-    that rounding hides count as that rounding.
+    would have errors as large as the deviations of its other directions. Eigenvalues of the scaled
+    matrix that rounding hides count as that rounding.
     """
     scaled, scale = to_unit_diagonal(precision)
     try:
