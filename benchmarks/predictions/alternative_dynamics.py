@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from typing import Any, NamedTuple
@@ -187,9 +188,12 @@ class ExactFriction(Symmetric):
       numerical approximations to ergodic stochastic differential equations. JMLR, 2021.
     """
 
+    _more: tf.Tensor
+
     def _update(self, state: State, results: Any, seed: tf.Tensor) -> Any:
-        self._more = random.fold_in(seed, 2)  # the seed of second normals, in the step's trace
-        return super()._update(state, results, seed)
+        kernel = copy.copy(self)
+        kernel._more = random.fold_in(seed, 2)  # the seed of second normals
+        return super(ExactFriction, kernel)._update(state, results, seed)
 
     def _flow(self, v: tf.Tensor, noise: tf.Tensor, spread: tf.Tensor, a: float, part: int) -> Any:
         eta = -math.log1p(-a)

@@ -1,5 +1,6 @@
 """The largest curvature agrees with eigenvalues from NumPy."""
 
+import contextlib
 from collections import namedtuple
 from typing import Any
 
@@ -239,7 +240,8 @@ def test_factors_of_an_inverse_do_not_depend_on_units_and_always_exist() -> None
 def test_factors_of_a_nearly_singular_inverse_are_accurate() -> None:
     """Powers of an hour: variances of directions differ by eleven orders of magnitude.
 
-    A factor of the explicit inverse, the control, is a hundred times too wide along some.
+    A factor of the explicit inverse, the control, is a hundred times too wide along some, if it
+    exists.
     """
     hours = np.random.default_rng(0).uniform(0, 24, 300)
     basis = np.vander(hours, 9) / 24.0 ** np.arange(8, -1, -1)
@@ -249,6 +251,8 @@ def test_factors_of_a_nearly_singular_inverse_are_accurate() -> None:
     assert np.linalg.cond(scaled) > 1e11
     root = root_of_inverse(precision)
     again = root_of_inverse(precision_of(root))
-    explicit = np.linalg.cholesky(np.linalg.inv(scaled)) / scale[:, np.newaxis]
-    errors = [np.abs(x.T @ precision @ x - np.eye(9)).max() for x in (root, again, explicit)]
-    assert max(errors[:2]) < 1e-4 and errors[2] > 10
+    for factor in (root, again):
+        np.testing.assert_allclose(factor.T @ precision @ factor, np.eye(9), atol=1e-4)
+    with contextlib.suppress(np.linalg.LinAlgError):
+        explicit = np.linalg.cholesky(np.linalg.inv(scaled)) / scale[:, np.newaxis]
+        assert np.abs(explicit.T @ precision @ explicit - np.eye(9)).max() > 10
