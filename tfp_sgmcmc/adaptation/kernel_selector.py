@@ -28,7 +28,7 @@ from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.laplace.newton import newton_ascent
-from tfp_sgmcmc.targets.laplace.quadratic import hessian_products
+from tfp_sgmcmc.targets.laplace.quadratic import hessian_products, inverse_of_factor
 
 _MOST_STEPS, _SAME = 50, 1.0  # of Newton's method, and deviations between two ends at one mode
 _HARDLY_WIDER = 0.05  # what a second mode adds to a variance that is as good as nothing
@@ -122,8 +122,7 @@ class KernelSelector:
 
     def _find_modes(self, found: Coordinates, factor: np.ndarray) -> None:
         like, runs = found.center, self._runs
-        scale = np.diag(factor)  # no unit of a parameter matters
-        inverse = np.linalg.inv(factor / scale[:, np.newaxis]) / scale
+        inverse = inverse_of_factor(factor)
         first = flatten_events(self._state, 0).numpy() - flatten_events(like, 0).numpy()
         widths = prior_widths(self._problem, like, np.sqrt((factor**2).sum(axis=-1)))
         seed = self._mode_seed.numpy()

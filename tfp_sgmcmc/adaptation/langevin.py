@@ -221,6 +221,14 @@ class LangevinSelector:
             return None
 
     def _search(self) -> PreparedKernel:
+        two = tf.nest.map_structure(lambda x: tf.stack([x, x]), self.found.center)
+        try:
+            check_chains(self._problem.parts[0], two, 1)
+        except Exception as error:  # whatever the user's function raises
+            raise _Dropped(
+                "log_likelihood_fn must also take data of shape [chains..., n, ...], as "
+                f"tf.linalg.matvec(x, theta) does. It raised {type(error).__name__}: {error}"
+            ) from error
         steps, covariance, predicted = STEP_SIZES, None, np.eye(0)
         for _ in range(_MOST_PILOTS):
             if covariance is None:
@@ -275,14 +283,6 @@ class LangevinSelector:
         draws = random.normal([NUM_STATES, dim], tf.float64, self._seed).numpy()
         self._timed: dict[int, PilotChains] = {}
         zero = tf.zeros([dim], dtype)
-        two = tf.nest.map_structure(lambda x: tf.stack([x, x]), self.found.center)
-        try:
-            check_chains(self._problem.parts[0], two, 1)
-        except Exception as error:  # whatever the user's function raises
-            raise _Dropped(
-                "log_likelihood_fn must also take data of shape [chains..., n, ...], as "
-                f"tf.linalg.matvec(x, theta) does. It raised {type(error).__name__}: {error}"
-            ) from error
         try:
             self._control = ControlVariate(self.found.target, zero, order=2, importance="pilot")
         except ExpansionError as error:

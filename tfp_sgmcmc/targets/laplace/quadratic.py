@@ -193,9 +193,14 @@ def precision_of(factor: np.ndarray) -> np.ndarray:
 
     The inverse of the product itself would have the errors that `root_of_inverse` avoids.
     """
-    scale = np.diag(factor)[:, np.newaxis]  # no unit of a parameter matters
-    back = np.linalg.inv(factor / scale) / scale.T
+    back = inverse_of_factor(factor)
     return back.T @ back
+
+
+def inverse_of_factor(factor: np.ndarray) -> np.ndarray:
+    """Returns the inverse of a Cholesky factor, whatever the units of its rows."""
+    scale = np.diag(factor)
+    return np.linalg.inv(factor / scale[:, np.newaxis]) / scale
 
 
 def inverse(matrix: np.ndarray) -> np.ndarray:
