@@ -1,178 +1,160 @@
 """Predictions of networks by training and by sampling, with equal passes over the data.
 
-For each problem and method the table gives the mean over the seeds, and their standard deviation,
-of these scores on test data:
+Data, networks and splits are those of `python -m benchmarks.predictions.ensembles`. Members of the
+deep ensemble of five, "DE5", train by Adam until the loss on 15 % of the rows has not improved for
+20 epochs. The other methods take as many passes over the data as all five, unless the column
+"passes" says otherwise:
 
-  NLL    the mean negative log predictive density, in nats,
-  error  the share of wrong classes, or the root mean squared error,
-  ECE    the expected calibration error (15 bins) of a classification,
-  CRPS   the continuous ranked probability score of a regression,
-  AUROC  how well the predictive entropy tells test inputs from those of another law: digits turned
-         by 90 degrees, or docstrings of NumPy,
+  Adam            one of the five,
+  DE5, all rows   five networks trained anew with all rows, for as many epochs as was best before,
+  dropout         a network trained with a rate of 0.2, with five times the patience; predictions
+                  are means of 30 passes with dropout,
+  SWAG            draws from normal distributions with the means and variances of the weights at
+                  the ends of epochs, five times 16: five networks with three quarters of the
+                  epochs, then constant steps of Adam,
+  last-layer Laplace  30 draws of the last layer at the network of "Adam",
+  annealed        `fit` with `SamplerCallback()` and no other argument,
+  SGLD, underdamped Langevin  samplers at temperature 1 from the network of "Adam", with steps by
+                  `find_step_size`, whose first quarter is burn-in,
+  posterior       `fit` with `SamplerCallback("posterior", prior=...)`.
 
-then the passes over the data, the processor seconds with compilation and predictions, and the
-megabytes of the weights that predictions need. "*" marks the best
-mean of a column, with all that are not beyond it by twice the standard error of the paired
-difference between seeds.
+The prior of the samplers at temperature 1 and of Laplace's approximation is N(0, 10 / inputs) for
+kernels and N(0, 1) for biases. The table gives the means over the splits of
 
-The problems: 2000 digits of MNIST for a dense network, 784-50-10, and for a network with two
-convolutions; the diabetes data of scikit-learn; and docstrings of Python's standard library, by
-their package (see `benchmarks.predictions.docstrings`). All methods have the same prior, as a
-penalty where they optimise: N(0, 10 / fan-in) for kernels, and N(0, 1) for biases and embeddings;
-only "annealed", which is `fit` with `SamplerCallback()` and no other argument, has its own.
+  NLL          the mean negative log predictive density, in nats,
+  NLL - DE5    its difference from DE5's, paired by split, with its standard error,
+  error        the share of wrong classes, or the root mean squared error,
+  calibration  the expected calibration error (15 bins), or the coverage of 90 % intervals,
+  AUROC        how well the predictive entropy tells test inputs from those of another law: images
+               turned by 90 degrees, or rows each of whose columns is from another test row,
+  passes       over the rows that are not test data,
+  cpu s        processor seconds with compilation and predictions,
+  MB           the size of the weights that predictions need.
 
-Adam trains for E epochs. A deep ensemble has 5 such networks, and the others take as many passes:
-SWAG goes on from E epochs with the same Adam, dropout trains a network with a rate of 0.2 and keeps
-it on for predictions, "annealed" has 5 chains of E epochs. SGLD, SGHMC and cyclical SGHMC begin at
-Adam's weights, with a quarter of their steps as burn-in, and the warm-started ensemble has 5
-networks after E/2 epochs and 5 chains.
-Prior and step sizes were chosen by hand on rows that are not test data. A step size at which a
-chain does not stay finite is halved. The temperature is 1.
+A second table counts for each method the data on which its NLL is better than DE5's by more than
+twice the standard error, and those on which it is worse by more than that and 0.01 nats. It has
+medians over the data of the difference, the processor time as a multiple of DE5's, and the size.
 """
 
 from __future__ import annotations
 
-import re
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+import functools
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from benchmarks.common import command_line
 from benchmarks.common.kept_results import kept_result
-from benchmarks.common.tables import Table
-from benchmarks.predictions import methods, scores
-from benchmarks.predictions.problems import PROBLEMS
+from benchmarks.common.tables import Table as Printed
+from benchmarks.predictions import scores
+from benchmarks.predictions.ensembles import DENSE, Scores, difference
+from benchmarks.predictions.methods import METHODS
+from benchmarks.predictions.study import Study
+from benchmarks.predictions.tabular import TABLES, Table
 
-LOWER_IS_BETTER = {"nll": True, "error": True, "ece": True, "crps": True, "auroc": False}
-HEADS = {"nll": "NLL", "error": "error", "ece": "ECE", "crps": "CRPS", "auroc": "AUROC"}
-QUICK_EPOCHS = 2
-
-
-class Row(NamedTuple):
-    """Scores of one method on one problem, `[seeds]` for each score, with its cost."""
-
-    method: str
-    scores: dict[str, np.ndarray]
-    passes: float
-    seconds: float
-    megabytes: float
+MARGIN = 0.01  # nats by which a method must be worse to count
+PROBLEMS = tuple(name for name in DENSE if name != "kdd")  # the largest
 
 
 def run(
     *,
-    problems: tuple[str, ...] = tuple(PROBLEMS),
-    seeds: int = 2,
+    problems: tuple[str, ...] = PROBLEMS,
+    splits: int = 5,
+    first_split: int = 0,
+    units: tuple[int, ...] = (50, 50),
     quick: bool = False,
     folder: str = "",
-) -> Iterator[tuple[str, list[Row]]]:
-    """Yields each problem with its rows.
+) -> Iterator[tuple[str, list[dict[str, Scores]]]]:
+    """Yields each problem with the scores of the methods in each split.
 
     Args:
-      problems: names of problems.
-      seeds: the number of repetitions.
-      quick: two epochs and one seed.
-      folder: keeps the scores of each problem and seed, which a later call reads again.
+      problems: names of data.
+      splits: the number of splits.
+      first_split: the number of the first.
+      units: widths of the hidden layers.
+      quick: two epochs and one split.
+      folder: keeps the scores of each problem and split, which a later call reads again.
     """
     tf.get_logger().setLevel("ERROR")
+    width = "-".join(map(str, units))
     for name in problems:
-        epochs = QUICK_EPOCHS if quick else PROBLEMS[name].epochs
-        measure = Measure(name, epochs, folder)
-        by_seed = [measure(seed) for seed in range(1 if quick else seeds)]
-        yield name, [joined(rows) for rows in zip(*by_seed, strict=True)]
+        table, found = TABLES[name](), []
+        for seed in range(first_split, first_split + (1 if quick else splits)):
+            file = f"{name}_{width}_{seed}{'_quick' * quick}"
+            make = functools.partial(compare, table, seed, units, quick)
+            found.append(kept_result(folder, file, make))
+            print(name, seed, found[-1], flush=True)
+        yield name, found
 
 
-class Measure:
-    """Measures a problem with one seed, or reads what an earlier call kept in a folder."""
-
-    def __init__(self, name: str, epochs: int, folder: str):
-        self.name, self.epochs, self.folder = name, epochs, folder
-        self._trainer: methods.Trainer | None = None
-
-    def __call__(self, seed: int) -> list[Row]:
-        """Returns the rows of one seed."""
-        name = re.sub(r"\W+", "_", self.name)
-        file = f"{name}_{self.epochs}_epochs_seed_{seed}"
-        return [as_row(x) for x in kept_result(self.folder, file, lambda: self._run(seed))]
-
-    def _run(self, seed: int) -> list[dict[str, Any]]:
-        problem = PROBLEMS[self.name]
-        if self._trainer is None:
-            self._trainer = methods.Trainer(problem, problem.data(), self.epochs)
-        trainer = self._trainer
-        score = scores.regression if problem.is_regression else scores.classification
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "find_center ended|step_size must be below")
-            results = methods.run(trainer, seed)
-        y = trainer.data.y_test
-        return [
-            {
-                "method": r.method,
-                "scores": {k: float(v) for k, v in score(r.predicted, y)._asdict().items()},
-                "passes": r.passes,
-                "seconds": r.seconds,
-                "megabytes": r.megabytes,
-            }
-            for r in results
-        ]
-
-
-def as_row(result: dict[str, Any]) -> Row:
-    """Returns the row of a single seed."""
-    by_score = {key: np.array([result["scores"][key]]) for key in LOWER_IS_BETTER}
-    cost = (result[key] for key in ("passes", "seconds", "megabytes"))
-    return Row(result["method"], by_score, *cost)
-
-
-def joined(rows: Sequence[Row]) -> Row:
-    """Returns the row of several seeds."""
-    by_score = {k: np.concatenate([r.scores[k] for r in rows]) for k in LOWER_IS_BETTER}
-    seconds = float(np.mean([r.seconds for r in rows]))
-    first = rows[0]
-    return Row(first.method, by_score, first.passes, seconds, first.megabytes)
-
-
-def best(rows: list[Row], key: str) -> set[str]:
-    """Returns the methods that are best by a score, ties included."""
-    sign = 1 if LOWER_IS_BETTER[key] else -1
-    values = {row.method: sign * row.scores[key] for row in rows}
-    if not all(np.isfinite(v).all() for v in values.values()):
-        return set()
-    winner = min(values, key=lambda m: values[m].mean())
-    found = {winner}
-    for method, value in values.items():
-        gap = value - values[winner]
-        if len(gap) > 1 and gap.mean() <= 2 * gap.std(ddof=1) / len(gap) ** 0.5:
-            found.add(method)
+def compare(table: Table, seed: int, units: tuple[int, ...], quick: bool) -> dict[str, Scores]:
+    """Returns scores and costs of the methods in one split."""
+    study, found = Study(table, seed, units, quick), dict[str, Scores]()
+    score = scores.classification if table.num_classes else scores.regression
+    size = sum(4 * w.size for w in study.model(0).get_weights()) / 1e6
+    for name, make in METHODS.items():
+        study.seconds, start = 0.0, time.process_time()
+        result = make(study)
+        seconds = study.seconds + time.process_time() - start
+        found[name] = {
+            **score(result.predicted, study.data.y_test)._asdict(),
+            "passes": result.passes, "seconds": seconds, "megabytes": size * result.num_sets,
+        }  # fmt: skip
+    keras.backend.clear_session()
     return found
 
 
-def cells(row: Row, winners: dict[str, set[str]]) -> list[str]:
-    """Returns the line of the table, with the scores that `winners` has."""
-    line = [row.method]
-    for key, methods_of_key in winners.items():
-        values = row.scores[key]
-        spread = f" ~ {values.std(ddof=1):.3f}" if len(values) > 1 else ""
-        line.append(f"{values.mean():.3f}{spread}{'*' * (row.method in methods_of_key)}")
-    return [*line, f"{row.passes:.0f}", f"{row.seconds:.0f}", f"{row.megabytes:.2f}"]
+def compared(gap: float, error: float) -> str:
+    """Returns "better", "worse" or "" for a difference of NLL and its standard error."""
+    if gap < -2 * error:
+        return "better"
+    return "worse" if gap > max(2 * error, MARGIN) else ""
 
 
-def show(found: Iterable[tuple[str, list[Row]]]) -> dict[str, Table]:
-    """Prints the table of each problem, with the scores that apply to it; returns the tables."""
-    tables = {}
-    for name, rows in found:
-        keys = [k for k in LOWER_IS_BETTER if not any(np.isnan(r.scores[k]).any() for r in rows)]
-        winners = {key: best(rows, key) for key in keys}
-        heads = ("method", *(HEADS[key] for key in keys), "passes", "cpu s", "MB")
-        print(f"\n{name}", flush=True)
-        lines = [cells(row, winners) for row in rows]
-        tables[name[0].upper() + name[1:]] = command_line.print_table(
-            dict.fromkeys(heads, ""), lines
-        )
-    return tables
+def show(found: Iterable[tuple[str, list[dict[str, Scores]]]]) -> dict[str, Printed]:
+    """Prints the table of each method and that of all data; returns them."""
+    lines: list[list[str]] = []
+    by_method: dict[str, list[dict[str, Any]]] = {}
+    for name, by_split in found:
+        for i, method in enumerate(by_split[0]):
+            mean = {
+                key: float(np.mean([s[method][key] for s in by_split]))
+                for key in by_split[0][method]
+            }
+            gap, error = difference(by_split, method)
+            lines.append([
+                "" if i else name, method, f"{mean['nll']:.3f}",
+                "" if method == "DE5" else f"{gap:+.3f} +- {error:.3f}",
+                f"{mean['error']:.3f}", f"{mean['calibration']:.3f}",
+                "" if np.isnan(mean["auroc"]) else f"{mean['auroc']:.3f}",
+                f"{mean['passes']:.0f}", f"{mean['seconds']:.0f}", f"{mean['megabytes']:.2f}",
+            ])  # fmt: skip
+            unit = np.mean([s["DE5"]["seconds"] for s in by_split])
+            by_method.setdefault(method, []).append({
+                "verdict": compared(gap, error), "gap": gap,
+                "seconds": mean["seconds"] / unit, "megabytes": mean["megabytes"],
+            })  # fmt: skip
+    totals = []
+    for method, rows in by_method.items():
+        counts = [str(sum(r["verdict"] == v for r in rows)) for v in ("better", "worse")]
+        median = {k: float(np.median([r[k] for r in rows])) for k in rows[0] if k != "verdict"}
+        totals.append([
+            method, *counts, f"{median['gap']:+.3f}", f"{median['seconds']:.2f}",
+            f"{median['megabytes']:.2f}",
+        ])  # fmt: skip
+    heads = ["method", "better", "worse", "NLL - DE5", "cpu / DE5", "MB"]
+    summary = command_line.print_table(dict.fromkeys(heads, ""), totals)
+    heads = [
+        "data", "method", "NLL", "NLL - DE5", "error", "calibration", "AUROC", "passes", "cpu s",
+        "MB",
+    ]  # fmt: skip
+    title = f"By data, of which there are {len(next(iter(by_method.values()), []))}"
+    return {title: summary, "Each": command_line.print_table(dict.fromkeys(heads, ""), lines)}
 
 
 if __name__ == "__main__":
-    command_line.main(__doc__, run, show, choices={"problems": PROBLEMS}, table="predictions")
+    command_line.main(__doc__, run, show, choices={"problems": TABLES}, table="predictions")

@@ -44,142 +44,58 @@ from benchmarks.common import command_line
 from benchmarks.common.kept_results import kept_result
 from benchmarks.common.tables import Table as Printed
 from benchmarks.predictions import alternative_dynamics, ensembles
-from benchmarks.predictions.ensembles import BATCH, EPOCHS, MEMBERS, PATIENCE, Scores
+from benchmarks.predictions.ensembles import BATCH, EPOCHS, MEMBERS, Scores
 from benchmarks.predictions.side_by_side import Trainer
-from benchmarks.predictions.tabular import TABLES, Split, Table, split
+from benchmarks.predictions.study import Posterior, Study, fitted, train
+from benchmarks.predictions.tabular import TABLES, Table, split
 from tfp_sgmcmc.keras.adaptation import annealed_ensemble
 
 PROBLEMS = ("docstrings", "german", "diabetes", "digits", "friedman", "swissroll")
 REFITTED = ("german", "diabetes", "friedman", "digits")
-RANK, DRAWS, MIX = 4, 16, 0.5
-Posterior = sgmcmc.keras.Posterior
+RANK, MIX = 4, 0.5
 
 
-class Study:
-    """One split of one problem; it makes the posteriors of the methods.
+def annealed_as(study: Study, kind: type) -> Posterior:
+    """Returns the annealed ensemble by another class."""
+    with mock.patch.object(annealed_ensemble, "AnnealedEnsemble", kind):
+        return study.sample(study.used)
 
-    Attributes:
-      data: the split.
-      seconds: of the processor, for what `once` made before and gave again.
-      used: mean epochs of a member of DE5.
-    """
 
-    def __init__(self, table: Table, seed: int, units: tuple[int, ...], quick: bool):
-        self.data, self._seed, self.seconds = split(table, seed), seed, 0.0
-        self._make = functools.partial(ensembles.make_model, self.data, table, units)
-        self._epochs, self._made = 2 if quick else EPOCHS, dict[Any, tuple[Any, float]]()
-        self._trainer = Trainer(self.model(0), BATCH)
-        self.used = self.members(1.0)[1]
+def warm(study: Study, share: float = 0.25) -> Posterior:
+    """Returns the annealed ensemble from trained members."""
+    weights, used = study.members(share)
+    return study.sample(study.used - used, chains=sgmcmc.keras.Chains(MEMBERS, weights))
 
-    def model(self, i: int) -> keras.Model:
-        return self._make([self._seed, i])
 
-    def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Returns `make()`, which is called once for each key."""
-        if key in self._made:
-            found, seconds = self._made[key]
-            self.seconds += seconds
-            return found
-        start = time.process_time() + self.seconds
-        found = make()
-        self._made[key] = found, time.process_time() + self.seconds - start
-        return found
-
-    def members(self, share: float) -> tuple[list[np.ndarray], float]:
-        """Returns weights and mean epochs of members that have a share of the epochs."""
-
-        def make() -> tuple[list[np.ndarray], float]:
-            limit = self._epochs if share == 1.0 else max(1, round(share * self.used))
-            starts = [self.model(i).get_weights() for i in range(MEMBERS)]
-            weights, used = train(self._trainer, starts, self.data, self._seed, limit)
-            return weights, float(used.mean())
-
-        return self.once(share, make)
-
-    def visited(self, share: float, rate: float) -> list[np.ndarray]:
-        """Returns the weights of members after each epoch of a tail, `[epochs, members, ...]`."""
-
-        def make() -> list[np.ndarray]:
-            weights, used = self.members(share)
-            found: list[list[np.ndarray]] = []
-            train(
-                Trainer(self.model(0), BATCH, rate),
-                [[w[i] for w in weights] for i in range(MEMBERS)],
-                self.data, self._seed, max(1, round(self.used - used)),
-                lambda now: found.append([w.numpy() for w in now]),
-            )  # fmt: skip
-            return [np.stack(values) for values in zip(*found, strict=True)]
-
-        return self.once((share, rate), make)
-
-    def tails(self, kind: str, share: float = 0.75, rate: float = 1e-3) -> Posterior:
-        """Returns the weights that members visit in their tails, their means, or draws."""
-        found = self.visited(share, rate)
-        if kind == "SWA":
-            found = [x.mean(axis=0, keepdims=True) for x in found]
-        elif kind == "SWAG":
-            rng = np.random.default_rng(self._seed)
-            draws = [rng.normal(size=[DRAWS, *x.shape[1:]]).astype(np.float32) for x in found]
-            found = [x.mean(0) + x.std(0) * z for x, z in zip(found, draws, strict=True)]
-        return self.posterior([x.reshape(-1, *x.shape[2:]) for x in found])
-
-    def posterior(self, weights: list[np.ndarray]) -> Posterior:
-        model = self.model(0)
-        return Posterior(model, model.weights, weights)
-
-    def passes(self, used: float) -> int:
-        """Returns the epochs of all rows that take as long as so many without validation rows."""
-        return max(1, round(used * (1 - self.data.num_validation / len(self.data.x))))
-
-    def sample(self, used: float, kernel: Any = None, **options: Any) -> Posterior:
-        """Returns the posterior of a `fit` in as many steps as `used` epochs of a member."""
-        return fitted(self.model(MEMBERS), self.data, self.passes(used), kernel,
-                      seed=self._seed, **options)  # fmt: skip
-
-    def annealed_as(self, kind: type) -> Posterior:
-        """Returns the annealed ensemble by another class."""
-        with mock.patch.object(annealed_ensemble, "AnnealedEnsemble", kind):
-            return self.sample(self.used)
-
-    def warm(self, share: float = 0.25) -> Posterior:
-        """Returns the annealed ensemble from trained members."""
-        weights, used = self.members(share)
-        return self.sample(self.used - used, chains=sgmcmc.keras.Chains(MEMBERS, weights))
-
-    def mile(self, share: float = 0.75, step: float = 3e-4, is_scaled: bool = True) -> Posterior:
-        """Returns states of microcanonical dynamics; the first fifth of the steps is burn-in."""
-        weights, used = self.members(share)
-        steps = self.passes(self.used - used) * -(-len(self.data.x) // BATCH)
-        return self.sample(
-            self.used - used,
-            lambda target: alternative_dynamics.Microcanonical(target, step, steps // 5, is_scaled),
-            prior=tfp.distributions.Normal(0.0, 1.0),
-            collect=sgmcmc.keras.Collect(steps // 5, max(0, steps // 100 - 1)),
-            chains=sgmcmc.keras.Chains(MEMBERS, weights),
-        )
+def mile(
+    study: Study, share: float = 0.75, step: float = 3e-4, is_scaled: bool = True
+) -> Posterior:
+    """Returns states of microcanonical dynamics; the first fifth of the steps is burn-in."""
+    weights, used = study.members(share)
+    steps = study.passes(study.used - used) * -(-len(study.data.x) // BATCH)
+    return study.sample(
+        study.used - used,
+        lambda target: alternative_dynamics.Microcanonical(target, step, steps // 5, is_scaled),
+        prior=tfp.distributions.Normal(0.0, 1.0),
+        collect=sgmcmc.keras.Collect(steps // 5, max(0, steps // 100 - 1)),
+        chains=sgmcmc.keras.Chains(MEMBERS, weights),
+    )
 
 
 METHODS: dict[str, Callable[[Study], Posterior]] = {
     "annealed": lambda study: study.sample(study.used),
     "DE5": lambda study: study.posterior(study.members(1.0)[0]),
-    "symmetric": lambda study: study.annealed_as(alternative_dynamics.SymmetricEnsemble),
-    "UBU": lambda study: study.annealed_as(alternative_dynamics.ExactFrictionEnsemble),
-    "cyclical": lambda study: study.annealed_as(alternative_dynamics.CyclicalEnsemble),
-    "warm": Study.warm,
-    "MILE": Study.mile,
+    "symmetric": lambda study: annealed_as(study, alternative_dynamics.SymmetricEnsemble),
+    "UBU": lambda study: annealed_as(study, alternative_dynamics.ExactFrictionEnsemble),
+    "cyclical": lambda study: annealed_as(study, alternative_dynamics.CyclicalEnsemble),
+    "warm": warm,
+    "MILE": mile,
     "SWA": lambda study: study.tails("SWA"),
     "iterates": lambda study: study.tails("iterates"),
     "SWAG": lambda study: study.tails("SWAG"),
 }
 PARTS = ("all weights", "last layer", "LoRA")
 REFITS = ("annealed", "from weights", "Adam", "no refit")
-
-
-def fitted(model: keras.Model, data: Split, epochs: int, kernel: Any = None, **options: Any) -> Any:
-    """Returns the posterior of a `fit` with all rows."""
-    sampler = sgmcmc.keras.SamplerCallback(kernel, **options)
-    model.fit(data.x, data.y, epochs=epochs, batch_size=BATCH, callbacks=[sampler], verbose=0)
-    return sampler.posterior
 
 
 def compare(table: Table, seed: int, units: tuple[int, ...], quick: bool) -> dict[str, Scores]:
@@ -204,7 +120,9 @@ def compare_refits(
     mix = (np.eye(d) + MIX * rng.normal(size=[d, d]) / d**0.5).astype(np.float32)
     n = round(half * data.num_validation / len(data.x))
     first = data._replace(x=data.x[:half], y=data.y[:half], num_validation=n)
-    second = Split(data.x[half:] @ mix, data.y[half:], data.x_test @ mix, data.y_test, n)
+    second = data._replace(
+        x=data.x[half:] @ mix, y=data.y[half:], x_test=data.x_test @ mix, num_validation=n
+    )
     make = functools.partial(ensembles.make_model, data, table, units)
     epochs, found = 2 if quick else EPOCHS, {}
     base = make([seed, 0])
@@ -233,15 +151,6 @@ def compare_refits(
             found[f"{part}, {name}"] = figures | {"fit": seconds.get(name, 0.0)}
     keras.backend.clear_session()
     return found
-
-
-def train(
-    trainer: Trainer, starts: Any, data: Split, seed: int, epochs: int, visit: Any = None
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """Returns weights and epochs after early stopping, or after all epochs if these are visited."""
-    n, patience = data.num_validation, PATIENCE if visit is None else epochs + 1
-    rows = (data.x[n:], data.y[n:]), (data.x[:n], data.y[:n])
-    return trainer(starts, *rows, epochs, patience, [seed, MEMBERS], visit)
 
 
 def prepared(model: keras.Model, weights: Any, part: str) -> keras.Model:

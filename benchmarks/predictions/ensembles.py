@@ -117,13 +117,16 @@ def compare(
     return found
 
 
-def make_model(data: Split, table: Table, units: Sequence[int], seed: list[int]) -> keras.Model:
-    """Returns a compiled network."""
+def make_model(
+    data: Split, table: Table, units: Sequence[int], seed: list[int], dropout: float = 0.0
+) -> keras.Model:
+    """Returns a compiled network; `dropout` is the share behind each dense layer."""
     keras.utils.set_random_seed(int(np.random.default_rng(seed).integers(2**31)))
     inputs = keras.Input(data.x.shape[1:])
     x = inputs if table.network is None else table.network(inputs)
     for n in units if table.network is None else ():
         x = keras.layers.Dense(n, "relu")(x)
+        x = keras.layers.Dropout(dropout)(x) if dropout else x
     model = keras.Model(inputs, keras.layers.Dense(table.num_classes or 2)(x))
     loss: Any = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     loss = loss if table.num_classes else sgmcmc.keras.losses.GaussianNLL()

@@ -1,239 +1,191 @@
-"""The methods: each takes a network and passes over the data, and leaves sets of weights."""
+"""The methods of the comparison: each makes predictions for one split of one data set."""
 
 from __future__ import annotations
 
-import functools
-import time
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from benchmarks.predictions.problems import Data, Problem, make_model
+from benchmarks.predictions.ensembles import BATCH, MEMBERS, PATIENCE
 from benchmarks.predictions.scores import Predicted
+from benchmarks.predictions.side_by_side import Trainer
+from benchmarks.predictions.study import Posterior, Study
 
-MEMBERS, KEPT, DROPOUT, CYCLES = 5, 30, 0.2, 4
+KEPT, DROPOUT = 30, 0.2
 HALVINGS = 8  # of the step size of a chain that does not stay finite
 ROWS = 1000  # evaluated at once
-PER_CALL = 200  # steps
-MOMENTUM_STEPS = 10  # in which friction forgets a momentum
+PER_CALL, EPOCHS = 200, 16  # steps of a call, parts of an automatic fit
+_KERNELS: dict[str, Callable[[Any, Any], Any]] = {
+    "SGLD": lambda target, step: sgmcmc.SGLD(target, step.step_size),
+    "UnderdampedLangevin": lambda target, step: sgmcmc.UnderdampedLangevin(
+        target, step.step_size, step.friction
+    ),
+}
 
 
 class Result(NamedTuple):
-    """The outputs by a method's sets of weights, with what they cost.
+    """The outputs by a method's sets of weights.
 
     Attributes:
-      method: its name.
       predicted: outputs for the test inputs.
-      passes: passes over the data.
-      seconds: of the processor.
-      megabytes: of the weights that predictions need.
+      passes: passes over the rows that are not test data.
+      num_sets: the number of sets of weights that predictions need.
     """
 
-    method: str
     predicted: Predicted
     passes: float
-    seconds: float
-    megabytes: float
+    num_sets: int
 
 
-class Trainer:
-    """Trains and samples a network from the weights that a seed gives.
-
-    One model serves all methods, so that it is compiled once.
-    """
-
-    def __init__(self, problem: Problem, data: Data, epochs: int):
-        self.problem, self.data, self.epochs = problem, data, epochs
-        self.model = make_model(problem, data)
-        self.num_steps = len(data.x) // problem.batch_size  # of a pass
-
-    def train(self, seed: int, epochs: int, callbacks: Any = (), dropout: bool = False) -> Any:
-        """Trains a network anew by Adam; returns its model."""
-        keras.utils.set_random_seed(seed)
-        fresh = make_model(self.problem, self.data, DROPOUT if dropout else 0.0)
-        model = fresh if dropout else self.model
-        model.set_weights(fresh.get_weights())
-        for variable in model.optimizer.variables:
-            if "learning_rate" not in variable.path:
-                variable.assign(keras.ops.zeros_like(variable))
-        model.fit(
-            self.data.x, self.data.y, batch_size=self.problem.batch_size, epochs=epochs, verbose=0,
-            callbacks=[*callbacks],
-        )  # fmt: skip
-        return model
-
-    def posterior(self, sets: list[list[np.ndarray]]) -> sgmcmc.keras.Posterior:
-        """Returns sets of weights as a posterior."""
-        stacked = [np.stack(values) for values in zip(*sets, strict=True)]
-        return sgmcmc.keras.Posterior(self.model, self.model.trainable_variables, stacked)
-
-    def sample(
-        self,
-        make_kernel: Callable[[float, Any], Any],
-        passes: int,
-        seed: int,
-        num_chains: int | None = None,
-        initial_states: Any = "model",
-        keep: Any = None,
-    ) -> sgmcmc.keras.Posterior:
-        """Samples from where the model is; the first quarter of the steps is burn-in.
-
-        `make_kernel` takes a factor of the step size, which is halved from 1 until the chain
-        stays finite, and a target.
-
-        Raises:
-          NonFiniteChainError: no chain stays finite.
-        """
-        num_steps = passes * self.num_steps
-        burnin = 0 if keep else num_steps // 4
-        num_kept = KEPT // (num_chains or 1) * (2 if keep else 1)
-        between = max((num_steps - burnin) // num_kept, 1) - 1
-        start = self.model.get_weights()
-        for halvings in range(HALVINGS + 1):
-            self.model.set_weights(start)  # a chain that fails leaves its last sample
-            sampler = sgmcmc.keras.SamplerCallback(
-                functools.partial(make_kernel, 2.0**-halvings),
-                prior=None,
-                collect=sgmcmc.keras.Collect(burnin, between, keep=keep),
-                chains=num_chains and sgmcmc.keras.Chains(num_chains, initial_states),
-                seed=seed,
-                num_examples=len(self.data.x),
-            )  # fmt: skip
-            data = sampler.resident(
-                self.data.x, self.data.y, batch_size=self.problem.batch_size,
-                steps_per_call=min(PER_CALL, num_steps), steps_per_epoch=num_steps,
-            )  # fmt: skip
-            try:
-                self.model.fit(data, epochs=1, verbose=0, callbacks=[sampler])
-                break
-            except sgmcmc.diagnostics.NonFiniteChainError:
-                if halvings == HALVINGS:
-                    raise
-                print(f"A chain is not finite at {2.0**-halvings:g} of its step size.", flush=True)
-        return sampler.posterior
-
-    def anneal(self, seed: int, epochs: int) -> sgmcmc.keras.Posterior:
-        """Returns the annealed ensemble of a network without penalties, which has its own prior."""
-        keras.utils.set_random_seed(seed)
-        model = make_model(self.problem, self.data, is_penalized=False)
-        sampler = sgmcmc.keras.SamplerCallback(seed=seed)
-        model.fit(
-            self.data.x, self.data.y, batch_size=self.problem.batch_size, epochs=epochs, verbose=0,
-            callbacks=[sampler],
-        )  # fmt: skip
-        return sampler.posterior
-
-    def predicted(self, posterior: sgmcmc.keras.Posterior) -> Predicted:
-        """Returns the outputs of a posterior."""
-        shape = (-1, self.problem.num_outputs)
-
-        def outputs(x: np.ndarray | None) -> np.ndarray | None:
-            if x is None:
-                return None
-            found = posterior.outputs(x, ROWS, activation=None, verbose=0)
-            return np.reshape(found, (-1, len(x), shape[1]))
-
-        test = outputs(self.data.x_test)
-        assert test is not None
-        weights = np.ones(len(posterior)) if posterior.weights is None else posterior.weights
-        weights = np.repeat(weights, posterior.num_chains or 1)
-        return Predicted(test, outputs(self.data.x_out), weights / weights.sum())
-
-    def with_dropout(self, model: keras.Model) -> Predicted:
-        """Returns the outputs of a model whose dropout is on."""
-
-        def outputs(x: np.ndarray | None) -> np.ndarray | None:
-            if x is None:
-                return None
-            return np.stack([np.asarray(model(x, training=True)) for _ in range(KEPT)])
-
-        test = outputs(self.data.x_test)
-        assert test is not None
-        return Predicted(test, outputs(self.data.x_out), np.full(KEPT, 1 / KEPT))
+def members(study: Study, count: int) -> Result:
+    """Returns the mean prediction of so many of the early-stopped networks."""
+    weights = [w[:count] for w in (study.members(1.0)[0] if count > 1 else study.first())]
+    return result(study, study.posterior(weights), count * training_passes(study, study.used))
 
 
-def run(trainer: Trainer, seed: int) -> list[Result]:
-    """Runs all methods; the members of an ensemble have the seeds `MEMBERS * seed + 0, 1, ...`."""
-    results: list[Result] = []
-    epochs, all_epochs = trainer.epochs, MEMBERS * trainer.epochs
-    step, h = trainer.problem.step, trainer.problem.momentum_step
-    friction = 1 / (MOMENTUM_STEPS * h)
-    seeds = [MEMBERS * seed + i for i in range(MEMBERS)]
-    clock = time.process_time
-    bytes_of_set = sum(4 * w.size for w in trainer.model.get_weights())
+def refitted(study: Study) -> Result:
+    """Returns that of five networks trained anew with all rows, for as long as was best before."""
+    weights, epochs = study.refitted()
+    passes = MEMBERS * (training_passes(study, study.used) + epochs)
+    return result(study, study.posterior(weights), passes)
 
-    def record(
-        method: str, predicted: Predicted, passes: float, start: float, sets: int | None = None
-    ) -> None:
-        size = bytes_of_set * (sets or len(predicted.shares)) / 1e6
-        results.append(Result(method, predicted, passes, clock() - start, size))
 
-    def trained(seed: int, epochs: int) -> list[np.ndarray]:
-        return trainer.train(seed, epochs).get_weights()
-
-    start = clock()
-    first = trained(seeds[0], epochs)
-    by_one = trainer.posterior([first])
-    record("Adam", trainer.predicted(by_one), epochs, start)
-    adam = results[-1].seconds
-
-    start = clock() - adam
-    members = [first, *(trained(s, epochs) for s in seeds[1:])]
-    record("deep ensemble", trainer.predicted(trainer.posterior(members)), all_epochs, start)
-
-    start = clock()
-    longer = trained(seeds[0], all_epochs)
-    record("Adam, longer", trainer.predicted(trainer.posterior([longer])), all_epochs, start)
-
-    start = clock()
-    swag = sgmcmc.keras.SWAG(burn_in=epochs)
-    trainer.train(seeds[0], all_epochs, [swag])
-    record("SWAG", trainer.predicted(swag.posterior(KEPT, seed=seed)), all_epochs, start)
-
-    start = clock()
-    dropped = trainer.train(seeds[0], all_epochs, dropout=True)
-    record("dropout", trainer.with_dropout(dropped), all_epochs, start, sets=1)
-
-    start = clock() - adam
-    trainer.model.set_weights(first)
-    laplace = sgmcmc.keras.last_layer_laplace(
-        trainer.model, trainer.data.x, trainer.data.y, None, num_samples=KEPT, seed=seed
+def dropout(study: Study) -> Result:
+    """Returns that of a network trained with dropout, which stays on for predictions."""
+    model = study.model(0, DROPOUT)
+    n, epochs = study.data.num_validation, round(MEMBERS * study.used)
+    parts = [(part[n:], part[:n]) for part in (study.data.x, study.data.y)]
+    train, validation = zip(*parts, strict=True)
+    pair = [model.get_weights()] * 2  # side by side, of which one is taken
+    weights, taken = Trainer(model, BATCH)(
+        pair, train, validation, epochs, MEMBERS * PATIENCE, [study.seed, MEMBERS]
     )
-    record("last-layer Laplace", trainer.predicted(laplace), epochs + 1, start)
+    model.set_weights([w[0] for w in weights])
 
-    start = clock()
-    annealed = trainer.anneal(seed, epochs)
-    record("annealed", trainer.predicted(annealed), all_epochs, start)
+    def outputs(x: np.ndarray) -> np.ndarray:
+        return np.stack([np.asarray(model(x, training=True)) for _ in range(KEPT)])
 
-    passes = all_epochs - epochs
-    num_steps = passes * trainer.num_steps
+    found = Predicted(
+        outputs(study.data.x_test), outputs(study.data.x_out), np.full(KEPT, 1 / KEPT)
+    )
+    return Result(found, training_passes(study, float(taken[0])), 1)
 
-    def schedule(scale: float) -> sgmcmc.schedules.Cyclical:
-        return sgmcmc.schedules.Cyclical(2 * h * scale, num_steps, CYCLES, exploration_ratio=0.5)
 
-    def sgld(scale: float, target: Any) -> Any:
-        return sgmcmc.SGLD(target, scale * step)
+def laplace(study: Study) -> Result:
+    """Returns that of draws of the last layer by Laplace's approximation at a trained network."""
+    model, data = study.model(0), study.data
+    model.set_weights([w[0] for w in study.first()])
+    draws = sgmcmc.keras.last_layer_laplace(
+        model, data.x, data.y, prior(model), num_samples=KEPT, seed=study.seed
+    )
+    return result(study, draws, training_passes(study, study.used) + 1)
 
-    def sghmc(scale: float, target: Any) -> Any:
-        return sgmcmc.SGHMC(target, scale * h, friction / scale)
 
-    def cyclical(scale: float, target: Any) -> Any:
-        return sgmcmc.SGHMC(target, schedule(scale), friction / scale)
+def annealed(study: Study) -> Result:
+    """Returns that of `SamplerCallback()`."""
+    return result(study, study.sample(study.used), MEMBERS * study.passes(study.used))
 
-    kernels = {"SGLD": sgld, "SGHMC": sghmc, "cyclical SGHMC": cyclical}
-    for method, make_kernel in kernels.items():
-        start = clock() - adam
-        trainer.model.set_weights(first)
-        keep = schedule(1.0).is_sampling if make_kernel is cyclical else None
-        posterior = trainer.sample(make_kernel, passes, seed, keep=keep)
-        record(method, trainer.predicted(posterior), all_epochs, start)
 
-    start = clock()
-    half = epochs // 2
-    starts = trainer.posterior([trained(s, half) for s in seeds])
-    posterior = trainer.sample(sghmc, epochs - half, seed, MEMBERS, starts)
-    record("warm-started SGHMC", trainer.predicted(posterior), all_epochs, start)
-    return results
+def automatic(study: Study) -> Result:
+    """Returns that of `SamplerCallback("posterior")` with a prior, from a network's first weights.
+
+    Half of the steps are burn-in.
+    """
+    model, passes = study.model(0), study.passes(MEMBERS * study.used)
+    steps = passes * (len(study.data.x) // BATCH)
+    found = sample(study, model, "posterior", steps, EPOCHS, prior=prior(model))
+    return result(study, found, passes)
+
+
+def at_temperature_1(study: Study, name: str) -> Result:
+    """Returns that of a kernel from a trained network, with the step that `find_step_size` gives.
+
+    A quarter of the other passes is burn-in. The step is halved until the chain stays finite.
+    """
+    model, data = study.model(0), study.data
+    start, prior_fn = [w[0] for w in study.first()], prior(model)
+    model.set_weights(start)
+    found = sgmcmc.keras.find_step_size(
+        model, data.x, data.y, prior=prior_fn, batch_size=BATCH, kernel=name, verbose=0
+    )
+    passes = study.passes((MEMBERS - 1) * study.used)
+    steps = passes * (len(data.x) // BATCH)
+    collect = sgmcmc.keras.Collect(steps // 4, max(0, 3 * steps // (4 * KEPT) - 1))
+    for halvings in range(HALVINGS + 1):
+        model.set_weights(start)  # a chain that fails leaves its last sample
+        step = found._replace(step_size=found.step_size * 2.0**-halvings)
+        try:
+            posterior = sample(
+                study, model, lambda target, step=step: _KERNELS[name](target, step), steps,
+                prior=prior_fn, collect=collect,
+            )  # fmt: skip
+            break
+        except sgmcmc.diagnostics.NonFiniteChainError:
+            if halvings == HALVINGS:
+                raise
+            print(f"A chain is not finite at {2.0**-halvings:g} of its step size.", flush=True)
+    return result(study, posterior, training_passes(study, study.used) + passes)
+
+
+METHODS: dict[str, Callable[[Study], Result]] = {
+    "Adam": lambda study: members(study, 1),
+    "DE5": lambda study: members(study, MEMBERS),
+    "DE5, all rows": refitted,
+    "dropout": dropout,
+    "SWAG": lambda study: result(
+        study, study.tails("SWAG"), MEMBERS * training_passes(study, study.used)
+    ),
+    "last-layer Laplace": laplace,
+    "annealed": annealed,
+    "SGLD": lambda study: at_temperature_1(study, "SGLD"),
+    "underdamped Langevin": lambda study: at_temperature_1(study, "UnderdampedLangevin"),
+    "posterior": automatic,
+}
+
+
+def training_passes(study: Study, epochs: float) -> float:
+    """Returns epochs of the rows without validation rows, as passes over all that are no test."""
+    return epochs * (1 - study.data.num_validation / len(study.data.x))
+
+
+def prior(model: keras.Model) -> dict[str, Any]:
+    """Returns N(0, 10 / inputs) for kernels, and N(0, 1) for biases."""
+    return {
+        v.path: tfp.distributions.Normal(
+            0.0, (10 / math.prod(v.shape[:-1])) ** 0.5 if len(v.shape) > 1 else 1.0
+        )
+        for v in model.trainable_variables
+    }
+
+
+def sample(
+    study: Study, model: keras.Model, kernel: Any, steps: int, epochs: int = 1, **options: Any
+) -> Posterior:
+    """Returns the posterior of a `fit` whose data stay on the device, in epochs of equal length."""
+    data, count = study.data, max(1, steps // epochs)
+    sampler = sgmcmc.keras.SamplerCallback(kernel, seed=study.seed, **options)
+    resident = sampler.resident(
+        data.x, data.y, batch_size=BATCH, reshuffle="epoch",
+        steps_per_call=min(PER_CALL, count), steps_per_epoch=count,
+    )  # fmt: skip
+    model.fit(resident, epochs=epochs, verbose=0, callbacks=[sampler])
+    return sampler.posterior
+
+
+def result(study: Study, posterior: Posterior, passes: float) -> Result:
+    """Returns the outputs of a posterior."""
+    data = study.data
+
+    def outputs(x: np.ndarray) -> np.ndarray:
+        found = posterior.outputs(x, ROWS, activation=None, verbose=0)
+        return np.reshape(found, (-1, len(x), found.shape[-1]))
+
+    weights = np.ones(len(posterior)) if posterior.weights is None else posterior.weights
+    weights = np.repeat(weights, posterior.num_chains or 1)
+    found = Predicted(outputs(data.x_test), outputs(data.x_out), weights / weights.sum())
+    return Result(found, passes, len(weights))

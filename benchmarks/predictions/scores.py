@@ -18,12 +18,12 @@ class Predicted(NamedTuple):
 
     Attributes:
       test: outputs for the test inputs, `[S, rows, outputs]`.
-      out: outputs for inputs of another law, or None.
+      out: outputs for inputs of another law, in the same form.
       shares: `[S]`.
     """
 
     test: np.ndarray
-    out: np.ndarray | None
+    out: np.ndarray
     shares: np.ndarray
 
 
@@ -33,15 +33,14 @@ class Scores(NamedTuple):
     Attributes:
       nll: the mean negative log predictive density, in nats.
       error: the share of wrong classes, or the root mean squared error.
-      ece: the expected calibration error over 15 bins.
-      crps: the mean continuous ranked probability score.
+      calibration: the expected calibration error over 15 bins, or the share of the targets of a
+        regression that lie in central intervals of probability 0.9.
       auroc: the area under the curve of telling inputs of another law by their entropy.
     """
 
     nll: float
     error: float
-    ece: float
-    crps: float
+    calibration: float
     auroc: float
 
 
@@ -49,18 +48,14 @@ def classification(predicted: Predicted, y: np.ndarray) -> Scores:
     """Returns the scores of averaged probabilities."""
     p = probabilities(predicted.test, predicted.shares)
     is_correct = p.argmax(axis=1) == y
-    auroc = np.nan
-    if predicted.out is not None:
-        found = p, probabilities(predicted.out, predicted.shares)
-        entropies = [scipy.special.entr(part).sum(axis=1) for part in found]
-        is_out = np.repeat([0, 1], [len(part) for part in found])
-        auroc = float(roc_auc_score(is_out, np.concatenate(entropies)))
+    found = p, probabilities(predicted.out, predicted.shares)
+    entropies = [scipy.special.entr(part).sum(axis=1) for part in found]
+    is_out = np.repeat([0, 1], [len(part) for part in found])
     return Scores(
         nll=float(-np.log(np.maximum(p[np.arange(len(y)), y], 1e-300)).mean()),
         error=float(1 - is_correct.mean()),
-        ece=sgmcmc.keras.expected_calibration_error(p.max(axis=1), is_correct),
-        crps=np.nan,
-        auroc=auroc,
+        calibration=sgmcmc.keras.expected_calibration_error(p.max(axis=1), is_correct),
+        auroc=float(roc_auc_score(is_out, np.concatenate(entropies))),
     )
 
 
@@ -80,7 +75,6 @@ def regression(predicted: Predicted, y: np.ndarray) -> Scores:
     return Scores(
         nll=float(-log_density.mean()),
         error=float(np.sqrt(np.mean((mixture.mean() - y) ** 2))),
-        ece=np.nan,
-        crps=float(mixture.crps(y.astype(np.float64)).mean()),
+        calibration=float(mixture.coverage(y.astype(np.float64), 0.9).mean()),
         auroc=np.nan,
     )

@@ -21,8 +21,8 @@ class Trainer:
     """Trains two or more networks of one architecture; it compiles once for data of one shape.
 
     Args:
-      model: a compiled model without dropout or moving statistics, which stays as it is. Weights
-        that are not trainable keep its values.
+      model: a compiled model without moving statistics, which stays as it is. Weights that are not
+        trainable keep its values. Dropout is the same for all networks, and another in each step.
       batch_size: rows of a batch; the last one of an epoch may have fewer.
       rate: the learning rate.
     """
@@ -30,6 +30,8 @@ class Trainer:
     def __init__(self, model: keras.Model, batch_size: int, rate: float = RATE):
         self._model, self._batch_size, self._rate = model, batch_size, rate
         self._others = [v.numpy() for v in model.non_trainable_variables]
+        seeds = {id(v) for v in model.variables} - {id(v) for v in model.weights}
+        self._is_seed = [id(v) in seeds for v in model.non_trainable_variables]
         self._epoch = tf.function(self._take_epoch, jit_compile=True)
 
     def __call__(
@@ -79,15 +81,16 @@ class Trainer:
         size = self._batch_size
 
         def take_step(k: Any, steps: Any, weights: Parts, m: Parts, v: Parts) -> Any:
-            rows = order[:, k * size : (k + 1) * size]
+            rows = tf.slice(order, [0, k * size], [order.shape[0], size])  # of a known shape
             is_row = tf.cast(rows >= 0, tf.float32)
             rows = tf.maximum(rows, 0)
             shares = is_row / tf.reduce_sum(is_row, axis=1, keepdims=True)
             with tf.GradientTape() as tape:
                 tape.watch(weights)
-                losses = self._losses(weights, tf.gather(x, rows), tf.gather(y, rows))
+                losses = self._losses(weights, tf.gather(x, rows), tf.gather(y, rows), steps)
                 loss = tf.reduce_sum(shares * losses)
-            gradient = tape.gradient(loss, weights)
+            found = zip(tape.gradient(loss, weights), weights, strict=True)
+            gradient = [tf.reshape(g, w.shape) for g, w in found]
             steps += 1
             m = [BETA_1 * a + (1 - BETA_1) * g for a, g in zip(m, gradient, strict=True)]
             v = [BETA_2 * a + (1 - BETA_2) * g**2 for a, g in zip(v, gradient, strict=True)]
@@ -106,14 +109,22 @@ class Trainer:
         loss = tf.reduce_mean(self._losses(weights, *validation), axis=1)
         return weights, [m, v], steps, loss
 
-    def _losses(self, weights: Parts, x: Any, y: Any) -> tf.Tensor:
+    def _losses(self, weights: Parts, x: Any, y: Any, step: Any = None) -> tf.Tensor:
         """Returns the loss of each row by its network, `[networks, rows]`.
+
+        Without a step the layers behave as for predictions.
 
         The loss is not vectorized: in a loop, XLA would compile some losses anew for each `y`.
         """
 
+        others: Parts = list(self._others)
+        if step is not None:
+            for i in np.flatnonzero(self._is_seed):
+                others[i] += tf.cast(tf.stack([0.0, step]), others[i].dtype)
+
         def outputs_of_one(given: tuple[Parts, Any]) -> tf.Tensor:
-            return self._model.stateless_call(given[0], self._others, given[1], training=True)[0]
+            call = self._model.stateless_call
+            return call(given[0], others, given[1], training=step is not None)[0]
 
         outputs = tf.vectorized_map(outputs_of_one, (list(weights), x))
         rows = [tf.reshape(a, [-1, *a.shape[2:]]) for a in (y, outputs)]

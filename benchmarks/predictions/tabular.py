@@ -24,6 +24,7 @@ class Table(NamedTuple):
       num_classes: 0 for a regression.
       is_scaled: whether inputs have one scale already, such as pixels.
       test_share: the share of the rows that are test data.
+      side: of the square images that the rows are; 0 if they are none.
       network: maps the symbolic input to what the last layer gets; None for dense layers.
     """
 
@@ -32,6 +33,7 @@ class Table(NamedTuple):
     num_classes: int
     is_scaled: bool = False
     test_share: float = 0.2
+    side: int = 0
     network: Callable[[Any], Any] | None = None
 
 
@@ -42,13 +44,18 @@ class Loader(Protocol):
 
 
 class Split(NamedTuple):
-    """A split: rows to train with, of which the first are for early stopping, and test rows."""
+    """A split: rows to train with, of which the first are for early stopping, and test rows.
+
+    `x_out` are inputs of another law, as many as for tests: images turned by 90 degrees, or rows
+    each of whose columns is from another test row.
+    """
 
     x: np.ndarray
     y: np.ndarray
     x_test: np.ndarray
     y_test: np.ndarray
     num_validation: int
+    x_out: np.ndarray
 
 
 def split(table: Table, seed: int) -> Split:
@@ -64,7 +71,13 @@ def split(table: Table, seed: int) -> Split:
     if not table.num_classes:
         y = ((y - y[train].mean()) / y[train].std()).astype(np.float32)[:, np.newaxis]
     x = x.astype(np.float32)
-    return Split(x[train], y[train], x[test], y[test], round(VALIDATION * len(train)))
+    x_test, num_validation = x[test], round(VALIDATION * len(train))
+    if table.side:
+        images = x_test.reshape(-1, table.side, table.side)
+        x_out = np.rot90(images, axes=(1, 2)).reshape(x_test.shape)
+    else:
+        x_out = np.random.default_rng([2000, seed]).permuted(x_test, axis=0)
+    return Split(x[train], y[train], x_test, y[test], num_validation, x_out)
 
 
 def _sklearn(name: str, num_classes: int, **options: Any) -> Loader:
@@ -73,8 +86,11 @@ def _sklearn(name: str, num_classes: int, **options: Any) -> Loader:
         from sklearn import datasets as sources
 
         x, y = getattr(sources, f"load_{name}")(return_X_y=True)
-        scale, network = options.get("divisor", 1.0), options.get("network")
-        return Table(x / scale, y, num_classes, is_scaled="divisor" in options, network=network)
+        scale, given = (
+            options.get("divisor", 1.0),
+            {k: options[k] for k in options if k != "divisor"},
+        )
+        return Table(x / scale, y, num_classes, is_scaled="divisor" in options, **given)
 
     return load
 
@@ -88,6 +104,21 @@ def _made(name: str, num_classes: int, **options: Any) -> Loader:
         return Table(x, y, num_classes)
 
     return load
+
+
+def _waveforms(rows: int = ROWS) -> Table:
+    """Series of 21 points, sums of two of three waves with noise, which tell the class.
+
+    L. Breiman, J. Friedman, R. Olshen and C. Stone. Classification and regression trees. 1984.
+    """
+    del rows
+    rng, places = np.random.default_rng(0), np.arange(1, 22)
+    waves = np.maximum(6 - np.abs(places - np.array([[11], [15], [7]])), 0)
+    y = rng.integers(3, size=1000)
+    share = rng.uniform(size=[1000, 1])
+    pair = np.array([[0, 1], [0, 2], [1, 2]])[y]
+    x = share * waves[pair[:, 0]] + (1 - share) * waves[pair[:, 1]] + rng.normal(size=[1000, 21])
+    return Table(x, y, 3)
 
 
 def _parity(rows: int = ROWS) -> Table:
@@ -154,7 +185,7 @@ def _sample(found: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
 _IMAGES: dict[str, Any] = {"is_scaled": True, "test_share": 1 / 7}
 TABLES: dict[str, Loader] = {
     "wine": _sklearn("wine", 3),
-    "digits": _sklearn("digits", 10, divisor=16.0),
+    "digits": _sklearn("digits", 10, divisor=16.0, side=8),
     "german": _stored("german", 2),
     "cancer": _sklearn("breast_cancer", 2),
     "diabetes": _sklearn("diabetes", 0),
@@ -187,6 +218,7 @@ TABLES: dict[str, Loader] = {
         class_sep=1.5,
     ),
     "rare": _made("classification", 2, n_samples=1000, weights=[0.95], flip_y=0.02),
+    "waveforms": _waveforms,
     "docstrings": _docstrings,
     "transformer": _words(networks.transformer),
     "embeddings": _words(networks.bag_of_embeddings),
@@ -195,7 +227,7 @@ TABLES: dict[str, Loader] = {
     "letter": _stored("letter", 26, test_share=0.5),
     "a9a": _stored("a9a", 2, is_scaled=True, test_share=0.5),
     "connect4": _stored("connect4", 3, is_scaled=True, test_share=0.5),
-    "mnist": _stored("mnist", 10, is_scaled=True, test_share=0.5),
+    "mnist": _stored("mnist", 10, is_scaled=True, test_share=0.5, side=14),
     "convnet": _stored("mnist", 10, **_IMAGES, network=networks.convnet),
     "batchnorm": _stored("mnist", 10, **_IMAGES, network=networks.normalized_convnet),
     "gru": _sklearn("digits", 10, divisor=16.0, network=networks.recurrent),
