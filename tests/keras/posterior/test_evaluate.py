@@ -179,6 +179,7 @@ def test_calibration_error_against_numbers_and_tfp():
     found = expected_calibration_error(p.max(axis=-1), p.argmax(axis=-1) == classes)
     expected = tfp.stats.expected_calibration_error(15, logits, classes)
     assert found == pytest.approx(float(expected), rel=1e-4)
+    assert expected_calibration_error([1 + 1e-7, 0.5], [1, 1]) == 0.25  # above 1 by rounding
 
 
 def test_a_loss_that_is_no_likelihood():

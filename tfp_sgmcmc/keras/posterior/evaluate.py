@@ -29,6 +29,7 @@ from tfp_sgmcmc.keras.posterior.mixtures import Mixture
 from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
 from tfp_sgmcmc.keras.posterior.sample_loops import AverageSamples, MapSamples, Terms, wide
 
+_ROUNDING = 1e-6  # of a probability, as a share
 _MOST_AXES = 32  # of an array
 _MOST_LOG = 7.0  # of the temperature, in absolute value
 
@@ -80,7 +81,10 @@ def expected_calibration_error(
 
 
 def _numbers(name: str, value: Any, shape: tuple[int, ...] | None, most: float) -> np.ndarray:
-    """Returns an array of finite numbers from 0 to `most`, in `shape`."""
+    """Returns an array of finite numbers from 0 to `most`, in `shape`.
+
+    Sums of probabilities may be above 1 by rounding, and count as 1.
+    """
     found = as_array(value)
     if found.dtype.kind not in "biuf":
         raise TypeError(f"{name} must be an array of numbers. Received: {value!r}.")
@@ -89,10 +93,11 @@ def _numbers(name: str, value: Any, shape: tuple[int, ...] | None, most: float) 
         expected = f"of the shape of confidence, {shape}"
     is_fit = found.size > 0 if shape is None else found.shape == shape
     require(name, f"an array of shape {found.shape}", is_fit, expected)
-    holds = np.isfinite(found).all() and (found >= 0).all() and (found <= most).all()
+    holds = np.isfinite(found).all() and (found >= 0).all()
+    holds = holds and (found <= most * (1 + _ROUNDING)).all()
     bounds = "finite and not negative" if most == np.inf else f"in [0, {most:g}]"
     require(name, f"numbers from {found.min()} to {found.max()}", holds, bounds)
-    return found
+    return np.minimum(found, most)
 
 
 @dataclasses.dataclass(frozen=True)
