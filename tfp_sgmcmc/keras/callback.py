@@ -523,6 +523,7 @@ class SamplerCallback(keras.callbacks.Callback):
             self._workers.function(
                 model, self._preflight.source, functools.partial(steps.take_share, model)
             ),
+            self._cause_in_data,
         )
 
     def _after_execution(self) -> None:

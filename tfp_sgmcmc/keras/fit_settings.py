@@ -197,7 +197,7 @@ class FitSettings:
             num_batches = source.count_batches()
         if self.ensemble is not None:
             assert self.num_chains is not None  # checked
-            num_steps = (num_batches or 0) * num_epochs
+            num_steps = None if num_batches is None else num_batches * num_epochs
             self.ensemble.settle(source, self.num_examples, self.num_chains, num_steps)
             preflight.has_relative_weights = self.ensemble.rows_of_chains is not None
         if self._follows:

@@ -359,6 +359,11 @@ def test_data_of_unknown_length_are_refused():
         run(((X, Y) for _ in range(2)), None, num_examples=N)
 
 
+def test_a_fit_without_steps_is_refused():
+    with pytest.raises(ValueError, match="at least one step in fit. Received: no epochs"):
+        affine().fit(X, Y, epochs=0, callbacks=[sgmcmc.keras.SamplerCallback()], verbose=0)
+
+
 def test_members_predict_by_their_mean(sampler):
     chosen = sampler.result.windows.is_chosen
     kernels, biases = (np.asarray(s)[chosen] for s in sampler.samples)

@@ -335,17 +335,27 @@ class TestNonFinite:
         assert caught.value.step == 3
         assert len(callback.samples[0]) == 3
 
-    def test_of_labels_of_a_data_set(self):
-        """XLA gives wrong classes the loss NaN."""
+    @pytest.mark.parametrize("jit", [True, False])
+    def test_of_labels_of_a_data_set(self, jit):
+        """XLA gives wrong classes the loss NaN; a CPU without it stops in the step."""
         model = make_model(
-            keras.layers.Dense(3, "softmax"), run_eagerly=False, jit_compile=True,
+            keras.layers.Dense(3, "softmax"), run_eagerly=False, jit_compile=jit,
             loss="sparse_categorical_crossentropy",
         )  # fmt: skip
         data = tf.data.Dataset.from_tensor_slices((X, [*range(3)] * 3 + [0, 7, 1])).batch(2)
-        with pytest.raises(
-            sgmcmc.NonFiniteChainError, match=r"In a batch, y must .*: \[7\] in 1 of"
-        ):
-            fit(model, sampler(), x=data, y=None, batch_size=None)
+        error = sgmcmc.NonFiniteChainError if jit else ValueError
+        callback = sampler()
+        with pytest.raises(error, match=r"In a batch, y must .*: \[7\] in 1 of"):
+            fit(model, callback, x=data, y=None, batch_size=None)
+        assert len(callback.samples[0]) == 5  # of the batches before
+
+    def test_of_a_pipeline_is_not_explained_by_the_labels(self):
+        """Reading the data again fails, too; TensorFlow's error stays as it is."""
+        words = np.array(["1.5"] * 8 + ["?"] * 4)
+        data = tf.data.Dataset.from_tensor_slices((X, words)).batch(2)
+        data = data.map(lambda x, word: (x, tf.strings.to_number(word)))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="could not correctly convert"):
+            fit(make_model(run_eagerly=False), sampler(), x=data, y=None, batch_size=None)
 
     @pytest.mark.parametrize("name", "xy")
     def test_of_arrays_is_told_before_the_first_step(self, name):

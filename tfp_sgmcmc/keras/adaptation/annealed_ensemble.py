@@ -344,15 +344,19 @@ class AnnealedEnsemble:
         """Takes on what follows from the data and the length of the first `fit`.
 
         Raises:
-          ValueError: the number of steps is unknown.
+          ValueError: the number of steps is unknown or 0.
 
         Warns:
           UserWarning: rows cannot be told apart, so there is no pool.
         """
-        if not num_steps:
+        if num_steps is None:
             raise ValueError(
                 "SamplerCallback() needs to know how many steps fit takes, because it cools along "
                 f"them. Received: {source.kind} of unknown length. Pass fit steps_per_epoch."
+            )
+        if num_steps < 1:
+            raise ValueError(
+                "SamplerCallback() must take at least one step in fit. Received: no epochs."
             )
         self.num_steps = int(num_steps)
         self._pool = left_out_pool(source, num_examples, num_chains, self._key)

@@ -31,6 +31,7 @@ class BatchTrainFunction:
         makes variables: TensorFlow traces a function twice if it makes them while it is traced.
       after: called after every execution, also after one that failed.
       function: takes the place of the function that Keras would make of `train_step`.
+      cause_in_data: returns in words which data an operation of the step cannot take, or None.
     """
 
     def __init__(
@@ -40,8 +41,9 @@ class BatchTrainFunction:
         before: Callable[[Any], None],
         after: Callable[[], None],
         function: Callable[[Any], Any] | None = None,
+        cause_in_data: Callable[[], str | None] | None = None,
     ):
-        self._model, self._after = model, after
+        self._model, self._after, self._cause_in_data = model, after, cause_in_data
         self._before: Callable[[Any], None] | None = before
         if function is not None:
             self._function = function
@@ -81,9 +83,21 @@ class BatchTrainFunction:
                 "arguments: with output=, the chain resumes from worker 0's last checkpoint; "
                 f"without, its samples are lost. TensorFlow's error: {error.message[:300]}"
             ) from error
+        except tf.errors.InvalidArgumentError as error:
+            cause = self._cause()
+            if cause is None:
+                raise
+            raise ValueError(cause) from error
         finally:
             self.restore()
             self._after()
+
+    def _cause(self) -> str | None:
+        """Returns which data an error comes from, None if that cannot be told."""
+        try:
+            return None if self._cause_in_data is None else self._cause_in_data()
+        except tf.errors.OpError:  # of reading them
+            return None
 
 
 def _batch_spec(model: keras.Model, iterator: Any) -> Any:
