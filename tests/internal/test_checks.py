@@ -53,6 +53,11 @@ def test_accepts_tells_a_wrong_signature(value, told: str) -> None:
         checks.accepts("fn", value, 1.0, batch=2.0)
 
 
+def test_accepts_tells_the_names_of_arguments() -> None:
+    with pytest.raises(TypeError, match=r"^fn must be callable with a=\.\.\., b=\.\.\.\. Received"):
+        checks.accepts("fn", lambda state: 0.0, a=1.0, b=2.0)
+
+
 def test_accepts_lets_through_what_fits_or_cannot_be_known() -> None:
     for value in (lambda a, batch: a, lambda *args, **kwargs: 0, lambda a, batch=1, c=2: c, dict):
         assert checks.accepts("fn", value, 1.0, batch=2.0) is value

@@ -231,9 +231,10 @@ def accepts(name: str, value: Any, /, *args: Any, **kwargs: Any) -> Any:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         number = f"{len(args)} argument{'' if len(args) == 1 else 's'}"
-        named = f" and {', '.join(kwargs)}=..." if kwargs else ""
+        given = [number] if args or not kwargs else []
+        given += [", ".join(f"{key}=..." for key in kwargs)] if kwargs else []
         raise TypeError(
-            f"{name} must be callable with {number}{named}. Received: a callable with the "
+            f"{name} must be callable with {' and '.join(given)}. Received: a callable with the "
             f"signature {signature} ({error})."
         ) from error
     return value
