@@ -19,6 +19,7 @@ from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 NUM_PAIRS = 4  # of draws, each with its mirror image
 
 _CACHED_NUMBERS = 100_000  # of rows that a program evaluates at once, so that a cache holds them
+_NUM_GROUPS, _LEAST_GROUP = 4, 16  # of columns whose products are computed at once
 _NUM_DIRECTIONS = 16  # that represent all in norms of rows
 _MOST_ROUNDING = 1e-5  # rounding of a number that hides less than 0.1 % of a sum's least curvature
 
@@ -164,8 +165,7 @@ class LinearBlocks:
             bent = bends * found.projections
             hessian = tf.linalg.matmul(bent, found.projections, transpose_b=True)
         else:
-            bent = bends[:, tf.newaxis] * found.jacobian
-            hessian = tf.linalg.matmul(found.jacobian, bent, transpose_a=True)
+            hessian = _gram(found.jacobian, bends)
         return tf.reduce_sum(weights * found.values), gradient, hessian, _lengths(found)
 
     def moments(self, at: Draws, rows: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -207,6 +207,20 @@ class LinearBlocks:
         at_units = unflatten_events(tf.eye(dim, dtype=dtype), self._like, 0)
         origin = self._model.linear_predictor(at_zero, rows)
         return tf.transpose(self._model.linear_predictor(at_units, rows) - origin), origin
+
+
+def _gram(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Returns x^T diag(weights) x. Of a large one, entries below the diagonal are copies."""
+    weighted, dim = weights[:, tf.newaxis] * x, x.shape[1]
+    size = -(-dim // _NUM_GROUPS)
+    if size < _LEAST_GROUP:
+        return tf.linalg.matmul(x, weighted, transpose_a=True)
+    parts = []
+    for at in range(0, dim, size):
+        part = tf.linalg.matmul(x[:, at : at + size], weighted[:, at:], transpose_a=True)
+        parts.append(tf.pad(part, [[0, 0], [at, 0]]))
+    upper = tf.linalg.band_part(tf.concat(parts, axis=0), 0, -1)
+    return upper + tf.linalg.set_diag(tf.transpose(upper), tf.zeros([dim], x.dtype))
 
 
 def is_simple(model: MinibatchLogProb) -> bool:

@@ -52,8 +52,8 @@ MOST_DIMENSIONS = 1024
 _MOST_PILOT_ROWS = 100_000
 # Enough rows for a mode from which one step leads to that of all rows, and so few that evaluating
 # them takes less than passes.
-_PILOT_SHARE, _PILOT_ROWS_PER_PARAMETER = 1 / 16, 64
-_FEW_ROWS = 2**14  # with which searches begin, and which tell errors
+_PILOT_SHARE, _PILOT_ROWS_PER_PARAMETER = 1 / 32, 128
+_FEW_ROWS = 2**13  # with which searches begin, and which tell errors
 _MOST_POOLS = 2
 
 
