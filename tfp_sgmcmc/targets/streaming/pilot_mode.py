@@ -48,8 +48,8 @@ def pilot_mode(
       total: the rows that they represent.
       initial_state: where the search begins.
       derivatives: the program of blocks, with Hessians.
-      few: random ones of the rows in random order, whose mode is near that of all, so that these
-        are evaluated less often.
+      few: random ones of the rows in random order. The mode of a block of them is near that of all
+        rows, which are then evaluated less often. None takes the first rows.
     """
     rows, count = tf.nest.map_structure(tf.convert_to_tensor, rows), len(tf.nest.flatten(rows)[0])
 
@@ -75,11 +75,12 @@ def pilot_mode(
 
     if is_simple(model):
         start, damping = None, 1.0
-        if few is not None:
-            few = tf.nest.map_structure(lambda x: x[: derivatives.size], few)
-            gain = NEAR_ENOUGH * total / len(tf.nest.flatten(few)[0])
+        few = tf.nest.map_structure(lambda x: x[: derivatives.size], rows if few is None else few)
+        num_few = len(tf.nest.flatten(few)[0])
+        if num_few <= count // 2:
+            gain = NEAR_ENOUGH * total / num_few
             near = _ascent(model, few, total, initial_state, derivatives, gain)
-            if near is not None and near[0].is_maximum:
+            if near is not None and near[0].is_maximum and near[0].expected_gain <= gain:
                 start, damping = near[0].theta, _LITTLE_DAMPING
         found = _ascent(model, rows, total, initial_state, derivatives, NEAR_ENOUGH, start, damping)
         if found is not None and found[0].is_mode:
