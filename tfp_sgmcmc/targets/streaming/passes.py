@@ -131,7 +131,7 @@ class ReadRows(NamedTuple):
     name = "reading"
 
     def __call__(self, target: StreamedLogProb, part: int, show: ShowRows) -> tuple[Any, int]:
-        rng = np.random.default_rng([*self.seed, part])
+        rng = np.random.default_rng([part, *self.seed])
         kept = RandomRows(self.most[part], target.num_examples, rng)
         for rows in target.blocks(target.block_rows):
             assert_finite_rows(rows, kept.num_seen)

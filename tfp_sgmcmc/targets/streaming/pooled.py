@@ -151,10 +151,8 @@ def keeping_probabilities(moments: Moments, total: int, most_rows: int) -> Keepi
         # The norms' mean over a sample of rows stands for that over all rows.
         return KeepingProbabilities(count / (total * (mean + mixed)), mixed)
 
-    # The number of rows that are kept varies by its square root, and by that of the mean norm.
-    spread = moments.norms.std() / mean if mean > 0 else 0.0
-    share = 1 - 3 * (1 / most_rows + spread**2 / len(moments.norms)) ** 0.5
-    most = min(most_rows * max(share, 0.5), _MOST_ROWS)
+    # The number of rows that are kept varies by its square root.
+    most = min(max(most_rows - 3 * most_rows**0.5, most_rows / 2), _MOST_ROWS)
     count = min(most, _LEAST_ROWS)
     while count < most:
         mean_error, width_error = pool_errors(moments, of_size(count)(moments.norms), total)
