@@ -20,7 +20,7 @@ from tfp_sgmcmc.targets.read_faults import ReadFaults
 from tfp_sgmcmc.targets.row_sums import RowSums
 from tfp_sgmcmc.targets.scores import with_given_gradient
 
-_BLOCK_BYTES, _MOST_BLOCK_ROWS = 2**22, 2**16  # of rows that are evaluated at once
+_BLOCK_BYTES, _MOST_BLOCK_ROWS = 2**22, 2**15  # of rows that are evaluated at once
 _MOST_NUMBERS = 2**22  # log likelihoods that are evaluated at once
 
 
@@ -125,8 +125,9 @@ class StreamedLogProb(Target):
         num_groups: int | None = None,
     ):
         _refuse_replicas()
-        is_dataset = isinstance(dataset, tf.data.Dataset)
-        dataset_fn = (lambda epoch: dataset) if is_dataset else dataset
+        self._is_dataset = isinstance(dataset, tf.data.Dataset)
+        self._blocks = dict[int, tf.data.Dataset]()
+        dataset_fn = (lambda epoch: dataset) if self._is_dataset else dataset
         signature = "epoch -> tf.data.Dataset, or a tf.data.Dataset"
         self._given_fn = accepts("dataset", function("dataset", dataset_fn, signature), 0)
         self._faults = ReadFaults(files)
@@ -226,6 +227,17 @@ class StreamedLogProb(Target):
 
         return dataset.map(ensure)
 
+    def _in_blocks(self, epoch: int, size: int) -> tf.data.Dataset:
+        """Returns an epoch of blocks of `size` rows, read in advance.
+
+        That of a dataset is kept, because to put it together takes as long as to read megabytes.
+        """
+        if not self._is_dataset:
+            return self._in_rows(epoch).rebatch(size).prefetch(2)
+        if size not in self._blocks:
+            self._blocks = {size: self._in_rows(epoch).rebatch(size).prefetch(2)}
+        return self._blocks[size]
+
     def _batches(self, epoch: int) -> tf.data.Dataset:
         """Returns an epoch of batches of n."""
         if self._are_batches:
@@ -242,7 +254,7 @@ class StreamedLogProb(Target):
         row_bytes = max(1, self.of_one_batch.row_bytes)
         most = min(_MOST_BLOCK_ROWS, max(1, self.num_examples))
         size = min(most, max(1024, _BLOCK_BYTES // row_bytes))
-        return self._given_rows if size // 8 <= self._given_rows <= size else size
+        return self._given_rows if size // 4 <= self._given_rows <= size else size
 
     def blocks(self, size: int, epoch: int = 0) -> Iterator[Any]:
         """Yields all rows of an epoch in blocks of `size`; the last one may have fewer.
@@ -258,7 +270,7 @@ class StreamedLogProb(Target):
         where = f"pass {self._num_passes} over epoch {epoch}"
         with self._faults.named(lambda: f"{where}, in {self._examples(seen, size)}"):
             self._faults.check(epoch)
-            for block in self._in_rows(epoch).rebatch(size).prefetch(2):
+            for block in self._in_blocks(epoch, size):
                 seen += len(tf.nest.flatten(block)[0])
                 if seen > self.num_examples:
                     raise self._wrong_length(epoch, f"more than {self.num_examples}")

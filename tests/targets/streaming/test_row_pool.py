@@ -192,6 +192,30 @@ def test_the_posterior_is_that_of_all_rows(
         assert np.abs(wrong[0] - exact[0]).max() > 0.5
 
 
+def test_a_second_pool_takes_what_the_first_one_has_built() -> None:
+    """No function of the model is called again, and the reader is not put together again."""
+    problem, calls = problem_of(MODELS["logistic"]), list[str]()
+
+    def prior(w: tf.Tensor) -> tf.Tensor:
+        calls.append("prior")
+        return log_prior(w)
+
+    def likelihood(eta: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        calls.append("likelihood")
+        return MODELS["logistic"].log_prob(eta, y)
+
+    rows = tf.data.Dataset.from_tensor_slices((problem.x, problem.y)).batch(500)
+    model = sgmcmc.LinearModel(likelihood)
+    target = sgmcmc.StreamedLogProb(prior, model, rows, N, memory=MOST * ROW_BYTES)
+    first, report = sgmcmc.draw_pool(target, START)
+    assert len(report.passes) == 3 and len(target._blocks) == 1
+    (reader,) = target._blocks.values()
+    calls.clear()
+    second, _ = sgmcmc.draw_pool(target, START)
+    assert not calls and target._blocks[target.block_rows] is reader
+    np.testing.assert_array_equal(first(START), second(START))
+
+
 @pytest.mark.thorough
 def test_the_error_of_a_pool_is_known() -> None:
     """The errors of 8 pools of 200 rows, in 3 directions, have about the predicted size.

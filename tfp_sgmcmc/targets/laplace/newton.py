@@ -62,6 +62,7 @@ def newton_ascent(
     max_steps: int,
     resolution: float,
     last_gain: float = MOST_LAST_GAIN,
+    damping: float = 1.0,
 ) -> Ascent | None:
     r"""Climbs by damped Newton steps, with the Hessian scaled to a unit diagonal.
 
@@ -72,14 +73,14 @@ def newton_ascent(
 
     |A| has the absolute eigenvalues of A, so that steps leave saddles. At a saddle itself, where
     the gradient vanishes, as by symmetry, a step follows the eigenvector of the least eigenvalue.
-    The damping \( \lambda \) starts at 1, falls to a quarter after a step that does not lower the
-    log posterior, to a hundredth if the rise is within a tenth of what derivatives predict, and
-    rises sixfold after a step that lowers it, which is not taken (Levenberg 1944). A change of the
-    units of any parameter changes S with it, and leaves the path as it is. The ascent ends without
-    a mode where the Hessian is not negative definite although a curvature has grown by the power
-    -1.5 of the rounding error, as where the width of effects falls to zero. Near the mode, where
-    rounding hides the rise of the log posterior, the ascent goes on while the expected gain falls,
-    because gradients are rounded less.
+    The damping \( \lambda \) starts at 1, or as given. It falls to a quarter after a step that does
+    not lower the log posterior, to a hundredth if the rise is within a tenth of what derivatives
+    predict, and rises sixfold after a step that lowers it, which is not taken (Levenberg 1944). A
+    change of the units of any parameter changes S with it, and leaves the path as it is. The ascent
+    ends without a mode where the Hessian is not negative definite although a curvature has grown by
+    the power -1.5 of the rounding error, as where the width of effects falls to zero. Near the
+    mode, where rounding hides the rise of the log posterior, the ascent goes on while the expected
+    gain falls, because gradients are rounded less.
 
     Args:
       log_prob_fn: theta, `[D]` -> log posterior.
@@ -88,6 +89,7 @@ def newton_ascent(
       max_steps: the largest number of steps.
       resolution: the relative rounding error of a log posterior.
       last_gain: the expected gain, in nats, that ends the ascent.
+      damping: that of the first step; small if the start is near a mode.
 
     Returns:
       The end of the ascent, or None if a derivative is not finite at the start.
@@ -95,7 +97,7 @@ def newton_ascent(
     log_prob, (hessian, gradient) = log_prob_fn(theta), derivatives_fn(theta)
     if not (np.isfinite(hessian).all() and np.isfinite(gradient).all()):
         return None
-    damping, num_steps, num_passes, rise = 1.0, 0, 1 + len(gradient), np.inf
+    num_steps, num_passes, rise = 0, 1 + len(gradient), np.inf
     before = np.inf  # the expected gain before the last step
     curved = np.zeros_like(theta)  # in the first steps
     while True:

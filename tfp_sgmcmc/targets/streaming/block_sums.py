@@ -15,12 +15,8 @@ from tfp_sgmcmc.internal.xla import num_parallel_programs, traced_once
 from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
-from tfp_sgmcmc.targets.streaming.row_remainders import (
-    Draws,
-    LinearBlocks,
-    RowRemainders,
-    is_simple,
-)
+from tfp_sgmcmc.targets.streaming.linear_blocks import Draws, LinearBlocks, is_simple
+from tfp_sgmcmc.targets.streaming.row_remainders import RowRemainders
 
 _COLUMNS = 64  # of a Hessian that are evaluated at once
 
@@ -31,30 +27,32 @@ class Sums(NamedTuple):
     Attributes:
       log_likelihood: a number.
       gradient: `[D]`.
-      hessian: H, `[D, D]`, or whitened by a factor L, L^T H L; None if it was not wanted.
+      hessian: H, `[D, D]`, or whitened, L^T H L; None if it was not wanted.
+      factor: L, `[D, D]`, if the Hessian is whitened.
     """
 
     log_likelihood: float
     gradient: np.ndarray
     hessian: np.ndarray | None
+    factor: np.ndarray | None = None
 
     def plus(self, other: Sums) -> Sums:
         hessian = self.hessian
         if hessian is not None and other.hessian is not None:
             hessian = hessian + other.hessian
         value = self.log_likelihood + other.log_likelihood
-        return Sums(value, self.gradient + other.gradient, hessian)
+        return Sums(value, self.gradient + other.gradient, hessian, self.factor)
 
-    def times(self, factor: float) -> Sums:
-        hessian = None if self.hessian is None else factor * self.hessian
-        return Sums(factor * self.log_likelihood, factor * self.gradient, hessian)
+    def times(self, number: float) -> Sums:
+        hessian = None if self.hessian is None else number * self.hessian
+        return Sums(number * self.log_likelihood, number * self.gradient, hessian, self.factor)
 
-    def not_whitened(self, factor: np.ndarray) -> Sums:
+    def not_whitened(self) -> Sums:
         """Returns the sums with H in place of L^T H L."""
-        if self.hessian is None:
+        if self.hessian is None or self.factor is None:
             return self
-        back = np.linalg.inv(factor)
-        return self._replace(hessian=back.T @ self.hessian @ back)
+        back = np.linalg.inv(self.factor)
+        return self._replace(hessian=back.T @ self.hessian @ back, factor=None)
 
 
 class BlockDerivatives:
@@ -64,9 +62,10 @@ class BlockDerivatives:
     itself: where a column is 230 times as far from zero as it is wide, the least eigenvalue of the
     scaled H is 1e-5, and a sum over rows is rounded by 1e-6.
 
-    With a `LinearModel` the Hessian is \( L^T J^T \mathrm{diag}(w f'') J L \), which costs one
-    product of matrices, and the program also gives norms of remainders. Other log likelihoods take
-    D Hessian-vector products.
+    With a `LinearModel` the Hessian is \( L^T J^T \mathrm{diag}(w f'') J L \), which costs two
+    products of matrices, and the program also gives norms of remainders. Where \( L L^T \) has no
+    flat directions, it is \( J^T \mathrm{diag}(w f'') J \) by one product; see `Draws`. Other log
+    likelihoods take D Hessian-vector products.
 
     Args:
       model: evaluates log likelihoods.
@@ -90,12 +89,12 @@ class BlockDerivatives:
         #: The relative rounding error of a number.
         self.resolution = float(np.finfo(flat.dtype.as_numpy_dtype).eps)
         self._is_linear = with_hessian and is_simple(model)
-        of_block = self._hessian if with_hessian else self._gradient
+        self._of_block = self._hessian if with_hessian else self._gradient
         if self._is_linear:
-            of_block = LinearBlocks(model, like).sums_and_norms
-        name = f"sums of {size} rows, {with_hessian=}, {jit_compile=}"
-        self._compiled = kept_program(model, name, like, lambda: traced_once(of_block, jit_compile))
-        self._ones = tf.ones([size], self._dtype)
+            self._of_block = LinearBlocks(model, like).sums_and_norms
+        self._name = f"sums of {size} rows, {with_hessian=}, {jit_compile=}"
+        self._jit_compile, self._ones = jit_compile, tf.ones([size], self._dtype)
+        self._programs = dict[bool, Callable[..., Any]]()
 
     def __call__(
         self,
@@ -112,23 +111,48 @@ class BlockDerivatives:
           weights: of the rows, `[size]`; None for ones.
           factor: L, `[D, D]`; None for the identity.
         """
-        factor = np.eye(self._dim) if factor is None else factor
+        return self.at(theta, factor)(rows, weights)
+
+    def at(
+        self, theta: np.ndarray, factor: np.ndarray | None = None
+    ) -> Callable[[Any, np.ndarray | None], Sums]:
+        """Returns the function of rows and weights that gives the sums at theta."""
+        used = np.eye(self._dim) if factor is None else factor
         if self._is_linear:
-            at = [Draws.all_at(theta, factor, self._dtype)]
+            draws = Draws.all_at(theta, used, self._dtype)
+            given, whitened = [draws.stacked], draws.is_whitened
         else:
-            at = [tf.constant(x, self._dtype) for x in (theta, factor)]
-        return _as_sums(self._compiled(*at, rows, self._weights(weights)))
+            given, whitened = [tf.constant(x, self._dtype) for x in (theta, used)], True
+        run, factor = self._program(whitened), factor if whitened else None
+        return lambda rows, weights=None: _as_sums(
+            run(*given, rows, self._weights(weights)), factor
+        )
 
     def with_norms(
         self, remainders: RowRemainders, rows: Any, weights: np.ndarray | None = None
     ) -> tuple[Sums, np.ndarray]:
         """Returns the sums at the center of remainders, and their norms, `[size]`."""
-        at = remainders.at
+        at, weights = remainders.at, self._weights(weights)
         if not self._is_linear:
-            sums = self(at.center.numpy(), rows, weights, at.factor.numpy())
-            return sums, remainders.norms(rows)
-        found = self._compiled(at, rows, self._weights(weights))
-        return _as_sums(found), found[3].numpy().astype(np.float64)
+            found = self._program(True)(at.center, at.factor, rows, weights)
+            return _as_sums(found, remainders.factor), remainders.norms(rows)
+        found = self._program(at.is_whitened)(at.stacked, rows, weights)
+        factor = remainders.factor if at.is_whitened else None
+        return _as_sums(found, factor), found[3].numpy().astype(np.float64)
+
+    def _program(self, whitened: bool) -> Callable[..., Any]:
+        """Returns the program that gives whitened Hessians, or others.
+
+        It keeps to the shapes of its first call.
+        """
+        if whitened not in self._programs:
+            self._programs[whitened] = kept_program(
+                self._model,
+                f"{self._name}, {whitened=}",
+                self._like,
+                lambda: traced_once(self._of_block, self._jit_compile),
+            )
+        return self._programs[whitened]
 
     def _weights(self, weights: np.ndarray | None) -> tf.Tensor:
         return self._ones if weights is None else tf.constant(weights, self._dtype)
@@ -170,10 +194,10 @@ class BlockDerivatives:
         return value[0], slope[0], tf.reshape(bend, [-1, self._dim])[: self._dim]
 
 
-def _as_sums(found: Sequence[tf.Tensor]) -> Sums:
+def _as_sums(found: Sequence[tf.Tensor], factor: np.ndarray | None) -> Sums:
     """Returns the sums of a block from a program's value, gradient and Hessian, if it has one."""
     value, gradient, *hessian = (x.numpy().astype(np.float64) for x in found[:3])
-    return Sums(float(value), gradient, hessian[0] if hessian else None)
+    return Sums(float(value), gradient, hessian[0] if hessian else None, factor)
 
 
 def map_blocks(
@@ -243,9 +267,7 @@ def sum_blocks(
     Rows that the dataset's last, dropped batch would have are represented by the others.
     """
     seen, total = 0, None
-    for _, count, found in map_blocks(
-        target, lambda rows, weights: derivatives(theta, rows, weights), size, show
-    ):
+    for _, count, found in map_blocks(target, derivatives.at(theta), size, show):
         total = found if total is None else total.plus(found)
         seen += count
     assert total is not None  # an epoch has N rows

@@ -24,22 +24,25 @@ _MOST_KEPT = 8  # parts that a worker keeps, with their compiled programs
 Show = Callable[[str, int], None]
 
 
-class Reservoir:
+class RandomRows:
     """Keeps a uniform random sample of rows, without replacement; all of them if they fit.
 
-    Algorithm R of J. S. Vitter, Random sampling with a reservoir, ACM Transactions on Mathematical
-    Software 11, 1985, for blocks of rows.
+    The numbers of the rows are drawn before the first one is seen, so that each row that is kept is
+    copied once. Of rows that do not come, none is kept.
 
     Args:
       most: the number of rows to keep.
+      total: the number of rows that will come, or more.
       rng: draws the rows.
     """
 
-    def __init__(self, most: int, rng: np.random.Generator):
-        self._most, self._rng = most, rng
+    def __init__(self, most: int, total: int, rng: np.random.Generator):
+        self._most, self._numbers = min(most, total), None
+        if most < total:
+            self._numbers = np.sort(rng.choice(total, most, replace=False, shuffle=False))
         self._kept: list[np.ndarray] = []
         self._structure: Any = None
-        self.num_seen = 0
+        self._num_kept = self.num_seen = 0
 
     def add(self, rows: Any) -> None:
         """Takes the next block of rows into account."""
@@ -47,21 +50,19 @@ class Reservoir:
         if not self._kept:
             self._structure = tf.nest.map_structure(lambda x: None, rows)
             self._kept = [np.empty([self._most, *x.shape[1:]], x.dtype) for x in leaves]
-        count = len(leaves[0])
-        first = min(count, max(0, self._most - self.num_seen))  # which fill empty slots
-        numbers = self.num_seen + np.arange(first, count)
-        slots = (self._rng.random(count - first) * (numbers + 1)).astype(np.int64)
-        (taken,) = np.nonzero(slots < self._most)
-        slots = slots[taken]
+        first, before = self._num_kept, self.num_seen
+        self.num_seen = self._num_kept = before + len(leaves[0])
+        taken: Any = slice(None)
+        if self._numbers is not None:
+            self._num_kept = int(np.searchsorted(self._numbers, self.num_seen))
+            taken = self._numbers[first : self._num_kept] - before
         for kept, x in zip(self._kept, leaves, strict=True):
-            kept[self.num_seen : self.num_seen + first] = x[:first]
-            kept[slots] = x[first + taken]  # a slot that is named twice keeps the later row
-        self.num_seen += count
+            kept[first : self._num_kept] = x[taken]
 
     def rows(self) -> Any:
         """Returns the rows that are kept, as leaves `[rows, ...]`."""
-        count = min(self._most, self.num_seen)
-        return tf.nest.pack_sequence_as(self._structure, [x[:count] for x in self._kept])
+        leaves = [x[: self._num_kept] for x in self._kept]
+        return tf.nest.pack_sequence_as(self._structure, leaves)
 
 
 class PoissonSample:
@@ -130,7 +131,8 @@ class ReadRows(NamedTuple):
     name = "reading"
 
     def __call__(self, target: StreamedLogProb, part: int, show: ShowRows) -> tuple[Any, int]:
-        kept = Reservoir(self.most[part], np.random.default_rng([*self.seed, part]))
+        rng = np.random.default_rng([part, *self.seed])
+        kept = RandomRows(self.most[part], target.num_examples, rng)
         for rows in target.blocks(target.block_rows):
             assert_finite_rows(rows, kept.num_seen)
             kept.add(rows)
@@ -204,7 +206,7 @@ class DrawRows(NamedTuple):
         # Rows of the dataset's last, dropped batch are represented by the others.
         scale = target.num_examples / seen
         probabilities = sample.probabilities / scale
-        sums = total.times(scale).not_whitened(self.factor)
+        sums = total.times(scale).not_whitened()
         return DrawnRows(sample.take_rows(), probabilities, sums), seen
 
 

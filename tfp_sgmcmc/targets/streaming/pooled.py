@@ -110,12 +110,10 @@ class PoolReport:
 def moments_of(remainders: RowRemainders, rows: Any) -> Moments:
     """Returns the moments of all rows in memory."""
     total = len(tf.nest.flatten(rows)[0])
-    found, size = [], min(total, remainders.block_rows)
+    found, size = [], -(-total // -(-total // remainders.block_rows))
     for start in range(0, total, size):
         first = min(start, total - size)
-        part = remainders.moments(
-            tf.nest.map_structure(lambda x, a=first: tf.constant(x[a : a + size]), rows)
-        )
+        part = remainders.moments(tf.nest.map_structure(lambda x, a=first: x[a : a + size], rows))
         found.append([x[start - first :] for x in part])
     moments = Moments(*(np.concatenate(x) for x in zip(*found, strict=True)))
     if not np.isfinite(moments.norms).all():

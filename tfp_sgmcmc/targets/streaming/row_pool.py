@@ -1,12 +1,8 @@
-"""The pool of rows in memory that represents a stream, and the mode of rows in memory.
-
-The programs of the passes find the mode, and sum over such rows.
-"""
+"""The pool of rows in memory that represents a stream."""
 
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,14 +18,12 @@ from tfp_sgmcmc.internal.nest import (
     num_entries,
     unflatten_events,
 )
-from tfp_sgmcmc.internal.xla import traced
-from tfp_sgmcmc.targets.base import ExpansionError, kept_program, value_and_gradient
-from tfp_sgmcmc.targets.laplace.mode import check_single_state, find_center
-from tfp_sgmcmc.targets.laplace.newton import NEAR_ENOUGH, newton_ascent
-from tfp_sgmcmc.targets.laplace.quadratic import hessian_products, root_of_inverse, to_unit_diagonal
+from tfp_sgmcmc.targets.base import ExpansionError, kept_program
+from tfp_sgmcmc.targets.laplace.mode import check_single_state
+from tfp_sgmcmc.targets.laplace.quadratic import root_of_inverse, to_unit_diagonal
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
-from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums, filled
+from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums
 from tfp_sgmcmc.targets.streaming.passes import (
     DrawnRows,
     DrawRows,
@@ -40,6 +34,7 @@ from tfp_sgmcmc.targets.streaming.passes import (
     as_arrays,
     joined,
 )
+from tfp_sgmcmc.targets.streaming.pilot_mode import pilot_mode, sums_in_memory, with_prior
 from tfp_sgmcmc.targets.streaming.pooled import (
     MOST_MEAN_ERROR,
     MOST_WIDTH_ERROR,
@@ -51,135 +46,15 @@ from tfp_sgmcmc.targets.streaming.pooled import (
     moments_of,
     pool_errors,
 )
-from tfp_sgmcmc.targets.streaming.row_remainders import RowRemainders, is_simple
-
-_MOST_STEPS = 100
-_MOST_REFINEMENTS = 5
-_SAME = 0.05  # relative changes of a precision that end its refinement
+from tfp_sgmcmc.targets.streaming.row_remainders import RowRemainders
 
 MOST_DIMENSIONS = 1024
 _MOST_PILOT_ROWS = 100_000
+# Enough rows for a mode from which one step leads to that of all rows, and so few that evaluating
+# them takes less than passes.
+_PILOT_SHARE, _PILOT_ROWS_PER_PARAMETER = 1 / 32, 128
+_FEW_ROWS = 2**13  # with which searches begin, and which tell errors
 _MOST_POOLS = 2
-
-
-def pilot_mode(
-    model: MinibatchLogProb,
-    rows: Any,
-    total: int,
-    initial_state: State,
-    derivatives: BlockDerivatives,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the mode of rows that represent `total` ones, `[D]`, and the precision there.
-
-    Hessians of a `LinearModel` are as cheap as gradients, so that the programs of the passes search
-    the mode. Otherwise, and where Newton's method finds no mode, `find_center` does.
-
-    Args:
-      model: evaluates prior and likelihood.
-      rows: a nest of arrays `[M, ...]`.
-      total: the rows that they represent.
-      initial_state: where the search begins.
-      derivatives: the program of blocks, with Hessians.
-    """
-    count = len(tf.nest.flatten(rows)[0])
-
-    def refined(theta: np.ndarray, precision: np.ndarray) -> np.ndarray:
-        """Returns the precision at theta, anew in whitened coordinates until that changes little.
-
-        Rounding hides flat directions of the first one; each time they are seen better.
-        """
-        for _ in range(_MOST_REFINEMENTS):
-            scaled, scale = to_unit_diagonal(precision)
-            values, vectors = np.linalg.eigh(scaled)
-            if values[0] > derivatives.resolution**0.5:
-                break
-            lengths = np.sqrt(np.maximum(values, derivatives.resolution))
-            factor = vectors / lengths / scale[:, np.newaxis]
-            sums = sums_in_memory(rows, None, theta, derivatives, factor).times(total / count)
-            hessian = with_prior(model, sums, theta, initial_state).hessian
-            assert hessian is not None
-            precision, before = -(hessian + hessian.T) / 2, precision
-            if np.abs(factor.T @ (precision - before) @ factor).max() < _SAME:
-                break
-        return precision
-
-    if is_simple(model):
-
-        @functools.lru_cache(maxsize=1)  # the value at a state is wanted before its derivatives
-        def at(theta: tuple[float, ...]) -> Sums:
-            flat = np.array(theta)
-            found = sums_in_memory(rows, None, flat, derivatives).times(total / count)
-            return with_prior(model, found, flat, initial_state)
-
-        def hessian_and_gradient(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            found = at((*theta,))
-            assert found.hessian is not None
-            return (found.hessian + found.hessian.T) / 2, found.gradient
-
-        flat = flatten_events(initial_state, 0)
-        ascent = newton_ascent(
-            lambda theta: at((*theta,)).log_likelihood,
-            hessian_and_gradient,
-            flat.numpy().astype(np.float64),
-            _MOST_STEPS,
-            float(np.finfo(flat.dtype.as_numpy_dtype).eps),
-            NEAR_ENOUGH,
-        )
-        if ascent is not None and ascent.is_mode:
-            return ascent.theta, refined(ascent.theta, -hessian_and_gradient(ascent.theta)[0])
-    pilot = PooledLogProb(model, rows, np.full([count], total / count, np.float32))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the passes show how far the mode is
-        mode, _ = find_center(pilot, initial_state)
-    flat = flatten_events(mode, 0).numpy()
-    curvature = hessian_products(pilot, mode).matrices(flat).posterior
-    return flat.astype(np.float64), refined(flat.astype(np.float64), -curvature)
-
-
-def with_prior(model: MinibatchLogProb, sums: Sums, theta: np.ndarray, like: State) -> Sums:
-    """Returns the derivatives of the log posterior at theta."""
-    program = kept_program(model, "prior", like, lambda: traced(_prior(model, like)))
-    dtype = tf.nest.flatten(like)[0].dtype
-    found = (x.numpy().astype(np.float64) for x in program(tf.constant(theta, dtype)))
-    value, gradient, hessian = found
-    return sums.plus(Sums(float(value), gradient, None if sums.hessian is None else hessian))
-
-
-def _prior(model: MinibatchLogProb, like: State) -> Any:
-    """Returns the function of theta, `[D]`, that gives the log prior and its derivatives."""
-
-    def prior(theta: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        probes = tf.eye(theta.shape[0], dtype=theta.dtype)
-        states = unflatten_events(tf.broadcast_to(theta, probes.shape), like, 0)
-        along = unflatten_events(probes, like, 0)
-        value, slope, bend = value_and_gradient(model.log_prior, states, along, connected=False)
-        return value[0], flatten_events(slope, 1)[0], flatten_events(bend, 1)
-
-    return prior
-
-
-def sums_in_memory(
-    rows: Any,
-    weights: np.ndarray | None,
-    theta: np.ndarray,
-    derivatives: BlockDerivatives,
-    factor: np.ndarray | None = None,
-) -> Sums:
-    """Returns the sums over rows with weights, or all of weight 1, by the program of blocks.
-
-    The Hessian is computed in coordinates that `factor` whitens, and is that of the state.
-    """
-    count, size, found = len(tf.nest.flatten(rows)[0]), derivatives.size, []
-    for start in range(0, count, size):
-        block = tf.nest.map_structure(lambda x, at=start: tf.constant(x[at : at + size]), rows)
-        here = min(size, count - start)
-        of_rows = None if weights is None else weights[start : start + size]
-        if here < size:
-            block = tf.nest.map_structure(lambda x: filled(x, size), block)
-            of_rows = np.pad(np.ones([here]) if of_rows is None else of_rows, (0, size - here))
-        found.append(derivatives(theta, block, of_rows, factor))
-    total = functools.reduce(Sums.plus, found)
-    return total if factor is None else total.not_whitened(factor)
 
 
 def draw_pool(
@@ -259,7 +134,8 @@ def draw_pool(
     parts = StreamParts(target, num_parts, executor, show)
     first, total = parts.first, sum(parts.sizes)
     model = first.of_one_batch
-    check_single_state("initial_state", model, state)
+    checked = functools.partial(check_single_state, "initial_state", model, state)
+    kept_program(model, "one state", state, checked)
     row_seed, draw_seed = random.split(random.as_seed(seed), 2)
     row_seed = tuple(row_seed.numpy().view(np.uint32).tolist())
     row_bytes = max(1, model.row_bytes)
@@ -282,12 +158,17 @@ def draw_pool(
             f"parameters and {total * row_bytes} bytes. sample_chain takes SGLD on the stream."
         )
     most_rows = max(1, first.memory // row_bytes)
-    counts = _shares(min(_MOST_PILOT_ROWS, most_rows), parts.sizes, row_seed)
+    wanted = max(_FEW_ROWS, int(_PILOT_SHARE * total), _PILOT_ROWS_PER_PARAMETER * dim)
+    counts = _shares(min(_MOST_PILOT_ROWS, most_rows, wanted), parts.sizes, row_seed)
     found, read = parts.run(ReadRows(counts, row_seed))
-    rows, passes = joined(found), [read]
-    _check_rows_of_chains(model, state, rows)
+    few = _few(joined(found), row_seed)
+    rows, passes = tf.nest.map_structure(tf.constant, joined(found)), [read]
+    del found
+    checked = functools.partial(_check_rows_of_chains, model, state, rows)
+    kept_program(model, "rows of chains", state, checked)
     derivatives = BlockDerivatives(model, state, first.block_rows, True, jit_compile)
-    theta, precision = pilot_mode(model, rows, total, state, derivatives)
+    theta, precision = pilot_mode(model, rows, total, state, derivatives, few)
+    del rows, checked
     factor = _factor(precision)
     start = unflatten_events(theta, state, 0)
     found, done = parts.run(SumGradients(as_arrays(start), jit_compile))
@@ -298,7 +179,7 @@ def draw_pool(
         drawn = found = None  # which frees their memory
         center = unflatten_events(theta + step, state, 0)
         remainders = RowRemainders(model, center, factor, draw_seed, jit_compile)
-        moments = moments_of(remainders, rows)
+        moments = moments_of(remainders, few)
         probabilities = keeping_probabilities(moments, total, most_rows)
         kept_with = probabilities(moments.norms)
         del moments  # which are large
@@ -326,10 +207,10 @@ def draw_pool(
         step = factor @ offset
         # The remainders that count are those at draws around the mode.
         around = RowRemainders(model, center, factor, draw_seed, jit_compile, offset)
-        errors = pool_errors(moments_of(around, rows), kept_with, total)
+        errors = pool_errors(moments_of(around, few), kept_with, total)
         if errors[0] < MOST_MEAN_ERROR and errors[1] < MOST_WIDTH_ERROR:
             break
-    del rows, found
+    del few, found
     assert drawn is not None
     pool = PooledLogProb(model, drawn.rows, (1 / drawn.probabilities).astype(np.float32))
     kept, weights = pool.rows_and_weights()
@@ -342,6 +223,13 @@ def draw_pool(
     distance = float(np.linalg.norm(offset))
     report = PoolReport(total, pool.num_examples, tuple(passes), *errors, distance)
     return pool.corrected(correction), report
+
+
+def _few(rows: Any, seed: tuple[int, ...]) -> Any:
+    """Returns random ones of rows in memory, or all if they are few, in random order."""
+    count = len(tf.nest.flatten(rows)[0])
+    taken = np.random.default_rng([*seed, count]).permutation(count)[:_FEW_ROWS]
+    return tf.nest.map_structure(lambda x: tf.constant(x[taken]), rows)
 
 
 def _shares(count: int, sizes: list[int], seed: tuple[int, ...]) -> tuple[int, ...]:

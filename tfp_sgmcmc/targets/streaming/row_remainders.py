@@ -1,144 +1,23 @@
-"""Second-order expansions of rows' log likelihoods at a center, and what remains after them.
-
-Those of linear models come from one product of matrices for a block of rows.
-"""
+"""What remains of rows' log likelihoods after their second-order expansions at a center."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.internal.nest import State, flatten_events, num_entries, unflatten_events
+from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.internal.xla import traced
-from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
+from tfp_sgmcmc.targets.base import kept_program
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.scores import expansion_remainders
-
-NUM_PAIRS = 4  # of draws, each with its mirror image
+from tfp_sgmcmc.targets.streaming.linear_blocks import NUM_PAIRS, Draws, LinearBlocks, is_simple
 
 _MOST_NUMBERS = 2**20  # of a block's gradients at all draws
-
-
-class Draws(NamedTuple):
-    """The center `[D]`, z `[K, D]`, the draws less the center `[K, D]`, and L `[D, D]`.
-
-    `stacked` has the center, the draws and the columns of L as its rows. Programs take it as an
-    argument, because XLA multiplies matrices that a program puts together several times slower.
-    """
-
-    center: tf.Tensor
-    z: tf.Tensor
-    offsets: tf.Tensor
-    factor: tf.Tensor
-    stacked: tf.Tensor
-
-    @classmethod
-    def of(
-        cls, center: Any, z: np.ndarray, offsets: np.ndarray, factor: np.ndarray, dtype: tf.DType
-    ) -> Self:
-        stacked = np.concatenate([center[np.newaxis], center + offsets, factor.T])
-        return cls(*(tf.constant(x, dtype) for x in (center, z, offsets, factor, stacked)))
-
-    @classmethod
-    def all_at(cls, theta: np.ndarray, factor: np.ndarray, dtype: tf.DType) -> Self:
-        """Returns draws that are the center, for which remainders vanish."""
-        zeros = np.zeros([2 * NUM_PAIRS, len(theta)])
-        return cls.of(theta, zeros, zeros, factor, dtype)
-
-
-class Expansions(NamedTuple):
-    r"""Expansions of rows' log likelihoods in the predictor \( \eta \), at the center.
-
-    Attributes:
-      values: log likelihoods, `[n]`.
-      slopes: their first derivatives by \( \eta \), `[n]`.
-      bends: their second derivatives, `[n]`.
-      remainders: first derivatives at draws less their expansion, `[K, n]`.
-      jacobian: J, the derivatives of predictors by the state, `[n, D]`.
-      whitened: \( L^T J^T \), `[D, n]`.
-    """
-
-    values: tf.Tensor
-    slopes: tf.Tensor
-    bends: tf.Tensor
-    remainders: tf.Tensor
-    jacobian: tf.Tensor
-    whitened: tf.Tensor
-
-
-class LinearBlocks:
-    """Evaluates blocks of rows of a `LinearModel` of one predictor.
-
-    Args:
-      model: has the `LinearModel`.
-      like: a state without chain dimensions.
-    """
-
-    def __init__(self, model: MinibatchLogProb, like: State):
-        self._model, self._like = model, like
-
-    def sums_and_norms(self, at: Draws, rows: Any, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        """Returns weighted sums of values, gradients and Hessians, and `Moments.norms`.
-
-        Hessians are whitened, L^T H L.
-        """
-        found = self.expansions(at, rows)
-        gradient = tf.linalg.matvec(found.jacobian, weights * found.slopes, transpose_a=True)
-        bent = weights * found.bends * found.whitened
-        hessian = tf.linalg.matmul(bent, found.whitened, transpose_b=True)
-        return tf.reduce_sum(weights * found.values), gradient, hessian, lengths(found)
-
-    def moments(self, at: Draws, rows: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Returns `Moments`."""
-        found = self.expansions(at, rows)
-        directions, remainders = tf.transpose(found.whitened), found.remainders
-        means = tf.reduce_mean(remainders, axis=0)[:, tf.newaxis] * directions
-        tilts = tf.linalg.matmul(remainders, at.z, transpose_a=True) * directions / at.z.shape[0]
-        return lengths(found), means, tilts
-
-    def expansions(self, at: Draws, rows: Any) -> Expansions:
-        jacobian, origin = self._predictor(rows)
-        product = tf.linalg.matmul(at.stacked, jacobian, transpose_b=True)
-        count = 1 + at.offsets.shape[0]
-        eta = origin + product[:count]
-        linear = self._model.linear_model
-        assert linear is not None
-
-        def derivatives(eta: tf.Tensor, probe: Any = None) -> Any:
-            return value_and_gradient(
-                lambda e: linear.log_prob(e, rows), eta, probe, connected=False
-            )
-
-        values, slopes, bends = derivatives(eta[0], tf.ones_like(eta[0]))
-        remainders = derivatives(eta[1:])[1] - slopes - bends * (eta[1:] - eta[0])
-        return Expansions(values, slopes, bends, remainders, jacobian, product[count:])
-
-    def _predictor(self, rows: Any) -> tuple[tf.Tensor, Any]:
-        """Returns J, `[n, D]`, and the predictors at a state of zeros, of which they are affine."""
-        linear = self._model.linear_model
-        if linear is not None and self._model.bijector is None:
-            return linear.features(rows), 0.0
-        dim, dtype = num_entries(self._like), tf.nest.flatten(self._like)[0].dtype
-        at_zero = unflatten_events(tf.zeros([dim], dtype), self._like, 0)
-        at_units = unflatten_events(tf.eye(dim, dtype=dtype), self._like, 0)
-        origin = self._model.linear_predictor(at_zero, rows)
-        return tf.transpose(self._model.linear_predictor(at_units, rows) - origin), origin
-
-
-def is_simple(model: MinibatchLogProb) -> bool:
-    """Returns whether a model is a `LinearModel` of one predictor."""
-    linear = model.linear_model
-    return linear is not None and linear.num_outputs is None
-
-
-def lengths(found: Expansions) -> tf.Tensor:
-    """Returns root mean squares over draws of whitened remainders, `[n]`."""
-    squares = tf.reduce_sum(found.whitened**2, axis=0)
-    return tf.sqrt(tf.reduce_mean(found.remainders**2, axis=0) * squares)
 
 
 class Moments(NamedTuple):
@@ -187,9 +66,8 @@ class RowRemainders:
         shift: Any = 0.0,
     ):
         flat = flatten_events(center, 0)
-        self._dim = flat.shape[0]
-        half = random.normal([NUM_PAIRS, self._dim], tf.float64, seed).numpy()
-        z = np.concatenate([half, -half])
+        self._dim, self.factor = flat.shape[0], factor
+        z = _mirrored_normals(tuple(seed.numpy().tolist()), self._dim)
         self.at = Draws.of(flat.numpy(), z, (shift + z) @ factor.T, factor, flat.dtype)
         is_linear = is_simple(model)
         blocks = LinearBlocks(model, center) if is_linear else _BlockRemainders(model, center)
@@ -217,8 +95,10 @@ class RowRemainders:
 
     def moments(self, rows: Any) -> Moments:
         """Returns the moments of a block of rows."""
-        parts = zip(*(self._moments(self.at, part) for part in self._split(rows)), strict=True)
-        norms, means, tilts = (np.concatenate(x) for x in parts)
+        parts = [self._moments(self.at, part) for part in self._split(rows)]
+        norms, means, tilts = (
+            np.asarray(x[0]) if len(x) == 1 else np.concatenate(x) for x in zip(*parts, strict=True)
+        )
         return Moments(norms.astype(np.float64), means, tilts)
 
     def _split(self, rows: Any) -> Iterator[Any]:
@@ -228,6 +108,13 @@ class RowRemainders:
             return
         for start in range(0, total, size):
             yield tf.nest.map_structure(lambda x, a=start: x[a : a + size], rows)
+
+
+@functools.lru_cache(maxsize=8)
+def _mirrored_normals(seed: tuple[int, ...], dim: int) -> np.ndarray:
+    """Returns normal draws and their mirror images, `[2 NUM_PAIRS, dim]`."""
+    half = random.normal([NUM_PAIRS, dim], tf.float64, tf.constant(seed)).numpy()
+    return np.concatenate([half, -half])
 
 
 class _BlockRemainders:
