@@ -222,9 +222,10 @@ def test_the_error_of_a_pool_is_known() -> None:
 
     The prediction is that of the worst direction. If it is right, the root mean square of all
     errors is at most 1.7 times it with probability 1 - 1e-6, by the chi-squared law with 24 degrees
-    of freedom, and at least 0.2 times it even if a single direction has errors.
+    of freedom, and at least 0.2 times it even if a single direction has errors. The scores of this
+    model are bounded; of others, 200 rows may not hold those that make most of the error.
     """
-    model = MODELS["poisson"]
+    model = MODELS["logistic"]
     problem = problem_of(model)
     exact, found, predicted = moments(problem, problem.log_probs)[0], [], []
     for seed in range(8):
