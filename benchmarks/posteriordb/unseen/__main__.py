@@ -1,11 +1,11 @@
 """`sample(target, initial_state, num_results)` on models that are in no reference database.
 
-Their data are made up by fixed seeds. The draws are compared with closed forms, or with long runs
-of NUTS in `float64`: 16 chains, until the worst quantity has 4000 effective draws. A hierarchy with
-centred effects has the reference of the same model with effects that are standard normal. The
-columns of the table, and what is right, are those of `python -m benchmarks.posteriordb`. Starts are
-zeros, uniform in (-2, 2), and far: uniform in (-20, 20), in unconstrained coordinates. The command
-fails if a run is trusted and wrong.
+Their data are made up by fixed seeds. The draws are compared with closed forms, for the horseshoe
+with a Gibbs sampler, or with long runs of NUTS in `float64`: 16 chains, until the worst quantity
+has 4000 effective draws. A hierarchy with centred effects has the reference of the same model with
+effects that are standard normal. The columns of the table, and what is right, are those of
+`python -m benchmarks.posteriordb`. Starts are zeros, uniform in (-2, 2), and far: uniform in
+(-20, 20), in unconstrained coordinates. The command fails if a run is trusted and wrong.
 """
 
 from __future__ import annotations

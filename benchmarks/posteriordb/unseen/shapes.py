@@ -44,6 +44,41 @@ def horseshoe() -> Posterior:
     )
 
 
+def horseshoe_draws(posterior: Posterior) -> Draws:
+    """Returns states of Gibbs samplers, every tenth step of 2000 chains.
+
+    A half-Cauchy width of scale s is the root of an inverse gamma variable with shape 1/2, whose
+    scale is the inverse of another one with scale 1/s^2 (Makalic and Schmidt 2016). The standard
+    deviation of the errors has a Metropolis test.
+    """
+    x, y = posterior.data["x"], posterior.data["y"]
+    (rows, columns), rng, chains = x.shape, np.random.default_rng(0), 2000
+    gram, along = x.T @ x, x.T @ y
+    local, hidden = np.ones([2, chains, columns])  # squared widths and what they depend on
+    whole, above, variance = np.ones([3, chains])
+    kept = []
+    for step in range(500 + 10 * NUM_DRAWS // chains):
+        precision = gram / variance[:, None, None]
+        precision[:, range(columns), range(columns)] += 1 / (local * whole[:, None])
+        root = np.linalg.cholesky(precision)
+        mean = np.linalg.solve(precision, along[:, None] / variance[:, None, None])[..., 0]
+        z = rng.standard_normal([chains, columns, 1])
+        beta = mean + np.linalg.solve(root.mT, z)[..., 0]
+        gammas = rng.standard_gamma(1.0, [3, chains, columns])
+        local = (1 / hidden + beta**2 / (2 * whole[:, None])) / gammas[0]
+        hidden = (1 + 1 / local) / gammas[1]
+        sizes = (beta**2 / local).sum(axis=1)
+        whole = (1 / above + sizes / 2) / rng.standard_gamma((columns + 1) / 2, chains)
+        above = (1 / 0.3**2 + 1 / whole) / gammas[2, :, 0]
+        errors = ((y - beta @ x.T) ** 2).sum(axis=1)
+        offered = errors / 2 / rng.standard_gamma((rows - 1) / 2, chains)
+        is_taken = np.log(rng.uniform(size=chains)) < (variance - offered) / 8
+        variance = np.where(is_taken, offered, variance)
+        if step >= 500 and step % 10 == 0:
+            kept.append((beta, np.sqrt(variance)))
+    return dict(zip(("beta", "sigma"), map(np.concatenate, zip(*kept, strict=True)), strict=True))
+
+
 def lasso() -> Posterior:
     x, rng = design(80, 20, 32)
     y = x[:, :3] @ [1.0, 2.0, -1.0] + rng.standard_normal(80)
@@ -196,6 +231,7 @@ POSTERIORS: dict[str, Callable[[], Posterior]] = {
 }
 CLOSED_FORMS: dict[str, Callable[[Posterior], Draws]] = {
     **dict.fromkeys(("polynomial", "polynomial_hours", "incomes", "prices"), closed_form),
+    "horseshoe": horseshoe_draws,
     "edge": edge_draws,
     "funnel": funnel_draws,
     "banana": banana_draws,
