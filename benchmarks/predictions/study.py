@@ -35,6 +35,7 @@ class Study:
         self._make = functools.partial(ensembles.make_model, self.data, table, units)
         self._epochs, self._made = 2 if quick else EPOCHS, dict[Any, tuple[Any, float]]()
         self._trainer = Trainer(self.model(0), BATCH)
+        self._taken = np.zeros(MEMBERS, int)  # epochs of the members of DE5
         self.used = self.members(1.0)[1]
 
     def model(self, i: int, dropout: float = 0.0) -> keras.Model:
@@ -90,7 +91,7 @@ class Study:
                     old[best == epoch] = new.numpy()[best == epoch]
 
             rows = self.data.x, self.data.y
-            checked = tuple(part[:1] for part in rows)  # whose loss decides on nothing
+            checked = self.data.x[:1], self.data.y[:1]  # whose loss decides on nothing
             self._trainer(
                 self._starts(), rows, checked, int(best.max()), int(best.max()) + 1,
                 [self.seed, MEMBERS], visit,

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.adaptation import settings_file, target_arguments
+from tfp_sgmcmc.adaptation import prior_scale, settings_file, target_arguments
 
 N, D, MOST = 4_000, 2, 400
 RNG = np.random.default_rng(0)
@@ -128,3 +129,16 @@ def test_the_rows_of_a_run_may_come_in_another_order(tmp_path: Path) -> None:
     for seed in (1, 2):
         rows = tf.data.Dataset.from_tensor_slices({"x": X, "y": Y}).shuffle(N, seed=seed).batch(500)
         target_arguments.pool_of(stream(rows), tf.zeros([D]), tmp_path, False, False)
+
+
+def test_the_exact_quadratic_part_is_no_prior() -> None:
+    """Its tails, which fade, would look like effects whose widths depend on each other."""
+    rows = tf.data.Dataset.from_tensor_slices({"x": X, "y": Y}).batch(200)
+    pool, _ = sgmcmc.draw_pool(stream(rows), tf.zeros([D]), seed=0, jit_compile=False)
+    theta = np.array([[0.0, 0.0], [1.0, -2.0], [30.0, 0.5]])
+    for target in (pool, pool.with_bijector(tfp.bijectors.Chain([tfp.bijectors.Scale(2.0)]))):
+        scale = 1.0 if target is pool else 2.0
+        found = prior_scale.prior_slopes(target, tf.zeros([D]), theta)
+        np.testing.assert_allclose(found, -theta * scale**2, rtol=1e-6)
+    with_correction = tfp.math.value_and_gradient(pool.log_prior, tf.constant(theta, tf.float32))
+    assert np.abs(with_correction[1] + theta).max() > 0.1

@@ -95,7 +95,7 @@ def with_prior_curvature(found: Hessians, curvature: np.ndarray) -> np.ndarray:
 
 def prior_slopes(problem: MinibatchLogProb, like: State, theta: np.ndarray) -> np.ndarray:
     """Returns gradients of the log prior at rows `[K, D]`."""
-    return _slopes(problem, problem.log_prior, "slopes of the prior", like, theta)
+    return _slopes(problem, problem.model_log_prior, "slopes of the prior", like, theta)
 
 
 def effect_slopes(problem: MinibatchLogProb, like: State, theta: np.ndarray) -> np.ndarray:
@@ -107,7 +107,9 @@ def effect_slopes(problem: MinibatchLogProb, like: State, theta: np.ndarray) -> 
 
 def density_of_effects(problem: MinibatchLogProb) -> Callable[[State], tf.Tensor]:
     """Returns the log prior, or the log posterior of a plain callable, whose prior is not known."""
-    return problem.log_prior if problem.has_prior else lambda state: call_with_state(problem, state)
+    if problem.has_prior:
+        return problem.model_log_prior
+    return lambda state: call_with_state(problem, state)
 
 
 def _slopes(

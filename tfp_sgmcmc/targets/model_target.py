@@ -242,6 +242,10 @@ class ModelTarget(Target):
         )
         return result + tf.add_n([t + tf.zeros_like(result) for t in tf.nest.flatten(terms)])
 
+    def model_log_prior(self, state: State) -> tf.Tensor:
+        """Returns the log prior of the model, without what a target may add to `log_prior`."""
+        return self.log_prior(state)
+
     def log_likelihood(
         self, state: State, batch: Any, size: int, chain_shape: Any = None
     ) -> tf.Tensor:

@@ -271,9 +271,12 @@ class PooledLogProb(MinibatchLogProb):
         other._to_state = inner if self._to_state is None else tfb.Chain([self._to_state, inner])
         return other
 
+    def model_log_prior(self, state: State) -> tf.Tensor:
+        return super().log_prior(state)
+
     def log_prior(self, state: State) -> tf.Tensor:
         """Returns the log prior plus what the pool lacks of the exact quadratic part."""
-        prior = super().log_prior(state)
+        prior = self.model_log_prior(state)
         if self.correction is None:
             return prior
         state = state if self._to_state is None else self._to_state.forward(state)
