@@ -157,4 +157,4 @@ def show(found: Iterable[tuple[str, list[dict[str, Scores]]]]) -> dict[str, Prin
 
 
 if __name__ == "__main__":
-    command_line.main(__doc__, run, show, choices={"problems": TABLES}, table="predictions")
+    command_line.main(__doc__, run, show, choices={"problems": DENSE}, table="predictions")

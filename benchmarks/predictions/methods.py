@@ -108,10 +108,10 @@ def at_temperature_1(study: Study, name: str) -> Result:
     A quarter of the other passes is burn-in. The step is halved until the chain stays finite.
     """
     model, data = study.model(0), study.data
-    start, prior_fn = [w[0] for w in study.first()], prior(model)
+    start, law = [w[0] for w in study.first()], prior(model)
     model.set_weights(start)
     found = sgmcmc.keras.find_step_size(
-        model, data.x, data.y, prior=prior_fn, batch_size=BATCH, kernel=name, verbose=0
+        model, data.x, data.y, prior=law, batch_size=BATCH, kernel=name, verbose=0
     )
     passes = study.passes((MEMBERS - 1) * study.used)
     steps = passes * (len(data.x) // BATCH)
@@ -122,7 +122,7 @@ def at_temperature_1(study: Study, name: str) -> Result:
         try:
             posterior = sample(
                 study, model, lambda target, step=step: _KERNELS[name](target, step), steps,
-                prior=prior_fn, collect=collect,
+                prior=law, collect=collect,
             )  # fmt: skip
             break
         except sgmcmc.diagnostics.NonFiniteChainError:
