@@ -15,7 +15,8 @@ deep ensemble of five, "DE5", train by Adam until the loss on 15 % of the rows h
   last-layer Laplace  30 draws of the last layer at the network of "Adam",
   annealed        `fit` with `SamplerCallback()` and no other argument,
   SGLD, underdamped Langevin  samplers at temperature 1 from the network of "Adam", with steps by
-                  `find_step_size`, whose first quarter is burn-in,
+                  `find_step_size`, which are halved until the chain stays finite; the first
+                  quarter is burn-in,
   posterior       `fit` with `SamplerCallback("posterior", prior=...)`.
 
 The prior of the samplers at temperature 1 and of Laplace's approximation is N(0, 10 / inputs) for
@@ -152,8 +153,11 @@ def show(found: Iterable[tuple[str, list[dict[str, Scores]]]]) -> dict[str, Prin
         "data", "method", "NLL", "NLL - DE5", "error", "calibration", "AUROC", "passes", "cpu s",
         "MB",
     ]  # fmt: skip
-    title = f"By data, of which there are {len(next(iter(by_method.values()), []))}"
-    return {title: summary, "Each": command_line.print_table(dict.fromkeys(heads, ""), lines)}
+    title = f"Over the {len(next(iter(by_method.values()), []))} data sets"
+    return {
+        title: summary,
+        "By data set": command_line.print_table(dict.fromkeys(heads, ""), lines),
+    }
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import tfp_sgmcmc as sgmcmc
 from benchmarks.predictions.ensembles import BATCH, MEMBERS, PATIENCE
 from benchmarks.predictions.scores import Predicted
 from benchmarks.predictions.side_by_side import Trainer
-from benchmarks.predictions.study import Posterior, Study
+from benchmarks.predictions.study import Posterior, Study, train
 
 KEPT, DROPOUT = 30, 0.2
 HALVINGS = 8  # of the step size of a chain that does not stay finite
@@ -58,13 +58,11 @@ def refitted(study: Study) -> Result:
 def dropout(study: Study) -> Result:
     """Returns that of a network trained with dropout, which stays on for predictions."""
     model = study.model(0, DROPOUT)
-    n, epochs = study.data.num_validation, round(MEMBERS * study.used)
-    parts = [(part[n:], part[:n]) for part in (study.data.x, study.data.y)]
-    train, validation = zip(*parts, strict=True)
     pair = [model.get_weights()] * 2  # side by side, of which one is taken
-    weights, taken = Trainer(model, BATCH)(
-        pair, train, validation, epochs, MEMBERS * PATIENCE, [study.seed, MEMBERS]
-    )
+    weights, taken = train(
+        Trainer(model, BATCH), pair, study.data, study.seed, round(MEMBERS * study.used),
+        patience=MEMBERS * PATIENCE,
+    )  # fmt: skip
     model.set_weights([w[0] for w in weights])
 
     def outputs(x: np.ndarray) -> np.ndarray:

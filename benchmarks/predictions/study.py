@@ -152,9 +152,10 @@ def fitted(model: keras.Model, data: Split, epochs: int, kernel: Any = None, **o
 
 
 def train(
-    trainer: Trainer, starts: Any, data: Split, seed: int, epochs: int, visit: Any = None
-) -> tuple[list[np.ndarray], np.ndarray]:
+    trainer: Trainer, starts: Any, data: Split, seed: int, epochs: int, visit: Any = None,
+    patience: int = PATIENCE,
+) -> tuple[list[np.ndarray], np.ndarray]:  # fmt: skip
     """Returns weights and epochs after early stopping, or after all epochs if these are visited."""
-    n, patience = data.num_validation, PATIENCE if visit is None else epochs + 1
+    n, patience = data.num_validation, patience if visit is None else epochs + 1
     rows = (data.x[n:], data.y[n:]), (data.x[:n], data.y[:n])
     return trainer(starts, *rows, epochs, patience, [seed, MEMBERS], visit)

@@ -235,7 +235,7 @@ class StreamedLogProb(Target):
         if not self._is_dataset:
             return self._in_rows(epoch).rebatch(size).prefetch(2)
         if size not in self._blocks:
-            self._blocks = {size: self._in_rows(epoch).rebatch(size).prefetch(2)}
+            self._blocks[size] = self._in_rows(epoch).rebatch(size).prefetch(2)
         return self._blocks[size]
 
     def _batches(self, epoch: int) -> tf.data.Dataset:

@@ -46,7 +46,7 @@ def test_sums_and_remainders_are_those_of_automatic_differentiation(affine: bool
         derivatives = BlockDerivatives(model, LIKE, N, True, jit_compile=False)
         center = tf.constant(THETA)
         remainders = RowRemainders(model, center, factor, tf.constant([0, 1]), False)
-        sums, norms = derivatives.with_norms(remainders, (X, Y), weights)
+        sums, norms = derivatives.with_norms(remainders)((X, Y), weights)
         alone = derivatives(THETA, (X, Y), weights)
         found.append((*sums[:3], norms, *alone[:3], *remainders.moments((X, Y))))
     assert np.ptp(found[1][3]) > 0.01
@@ -92,7 +92,7 @@ def test_hessians_of_many_features_are_whitened_where_a_direction_is_flat(
         model = target(linear, x)
         derivatives = BlockDerivatives(model, like, N, True, jit_compile)
         at = RowRemainders(model, tf.constant(theta), factor, tf.constant([0, 1]), jit_compile)
-        sums, norms = derivatives.with_norms(at, (x, Y), weights)
+        sums, norms = derivatives.with_norms(at)((x, Y), weights)
         assert (sums.factor is not None) == (is_flat or not linear)
         sums = sums if is_flat else sums.not_whitened()
         found.append((sums, norms, at.moments((x, Y))))

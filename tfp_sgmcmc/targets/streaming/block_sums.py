@@ -94,7 +94,6 @@ class BlockDerivatives:
             self._of_block = LinearBlocks(model, like).sums_and_norms
         self._name = f"sums of {size} rows, {with_hessian=}, {jit_compile=}"
         self._jit_compile, self._ones = jit_compile, tf.ones([size], self._dtype)
-        self._programs = dict[bool, Callable[..., Any]]()
 
     def __call__(
         self,
@@ -129,30 +128,37 @@ class BlockDerivatives:
         )
 
     def with_norms(
-        self, remainders: RowRemainders, rows: Any, weights: np.ndarray | None = None
-    ) -> tuple[Sums, np.ndarray]:
-        """Returns the sums at the center of remainders, and their norms, `[size]`."""
-        at, weights = remainders.at, self._weights(weights)
-        if not self._is_linear:
-            found = self._program(True)(at.center, at.factor, rows, weights)
-            return _as_sums(found, remainders.factor), remainders.norms(rows)
-        found = self._program(at.is_whitened)(at.stacked, rows, weights)
-        factor = remainders.factor if at.is_whitened else None
-        return _as_sums(found, factor), found[3].numpy().astype(np.float64)
+        self, remainders: RowRemainders
+    ) -> Callable[[Any, np.ndarray | None], tuple[Sums, np.ndarray]]:
+        """Returns the function of rows and weights that gives the sums at the center of remainders.
+
+        It also gives the norms of the rows' remainders, `[size]`.
+        """
+        at = remainders.at
+        whitened = at.is_whitened or not self._is_linear
+        run, factor = self._program(whitened), remainders.factor if whitened else None
+
+        def of_block(rows: Any, weights: np.ndarray | None = None) -> tuple[Sums, np.ndarray]:
+            weights = self._weights(weights)
+            if not self._is_linear:
+                sums = _as_sums(run(at.center, at.factor, rows, weights), factor)
+                return sums, remainders.norms(rows)
+            found = run(at.stacked, rows, weights)
+            return _as_sums(found, factor), found[3].numpy().astype(np.float64)
+
+        return of_block
 
     def _program(self, whitened: bool) -> Callable[..., Any]:
         """Returns the program that gives whitened Hessians, or others.
 
         It keeps to the shapes of its first call.
         """
-        if whitened not in self._programs:
-            self._programs[whitened] = kept_program(
-                self._model,
-                f"{self._name}, {whitened=}",
-                self._like,
-                lambda: traced_once(self._of_block, self._jit_compile),
-            )
-        return self._programs[whitened]
+        return kept_program(
+            self._model,
+            f"{self._name}, {whitened=}",
+            self._like,
+            lambda: traced_once(self._of_block, self._jit_compile),
+        )
 
     def _weights(self, weights: np.ndarray | None) -> tf.Tensor:
         return self._ones if weights is None else tf.constant(weights, self._dtype)

@@ -193,11 +193,7 @@ class DrawRows(NamedTuple):
         remainders = RowRemainders(model, center, *options)
         derivatives = BlockDerivatives(model, center, size, True, self.jit_compile)
         sample = PoissonSample(np.random.default_rng([*self.seed, part]))
-        total, seen = None, 0
-
-        def of_block(rows: Any, weights: np.ndarray | None) -> tuple[Sums, np.ndarray]:
-            return derivatives.with_norms(remainders, rows, weights)
-
+        total, seen, of_block = None, 0, derivatives.with_norms(remainders)
         for rows, count, (sums, norms) in map_blocks(target, of_block, size, show):
             total = sums if total is None else total.plus(sums)
             sample.add(rows, self.probabilities(norms[:count]))

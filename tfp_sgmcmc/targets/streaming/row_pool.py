@@ -161,9 +161,9 @@ def draw_pool(
     wanted = max(_FEW_ROWS, int(_PILOT_SHARE * total), _PILOT_ROWS_PER_PARAMETER * dim)
     counts = _shares(min(_MOST_PILOT_ROWS, most_rows, wanted), parts.sizes, row_seed)
     found, read = parts.run(ReadRows(counts, row_seed))
-    few = _few(joined(found), row_seed)
-    rows, passes = tf.nest.map_structure(tf.constant, joined(found)), [read]
-    del found
+    pilots, passes = joined(found), [read]
+    few, rows = _few(pilots, row_seed), tf.nest.map_structure(tf.constant, pilots)
+    del found, pilots
     checked = functools.partial(_check_rows_of_chains, model, state, rows)
     kept_program(model, "rows of chains", state, checked)
     derivatives = BlockDerivatives(model, state, first.block_rows, True, jit_compile)
