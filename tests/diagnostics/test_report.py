@@ -416,6 +416,16 @@ def test_a_single_chain_without_an_axis_of_chains_is_told() -> None:
     assert sgmcmc.report({"w": chain[:, np.newaxis]}, target).problems == ()
 
 
+def test_a_result_of_a_single_chain_needs_no_axis_of_chains() -> None:
+    target = sgmcmc.FullDataLogProb(lambda w: -0.5 * tf.reduce_sum(w**2, axis=-1))
+    result = sgmcmc.sample_chain(
+        sgmcmc.SGLD(target, 0.1), tf.zeros([3]), 20, seed=0, progress_bar=False, jit_compile=False
+    )
+    found = sgmcmc.report(result, target)
+    expected = sgmcmc.report({"w": result.states[:, np.newaxis]}, target)
+    assert found.temperature == expected.temperature and found.tested is not None
+
+
 def test_a_data_tree_is_read_as_arviz_data() -> None:
     """An `xarray.DataTree` is a mapping, too: of names of groups, not of variables."""
     xarray = pytest.importorskip("xarray")

@@ -226,6 +226,8 @@ def report(
         states = _inverse(target.unconstrain, states)
     last, trace = (getattr(result, n, None) for n in ("final_kernel_results", "trace"))
     sampled = getattr(kernel, "target_log_prob_fn", target)
+    if target is not None and moved is not None and not _has_chains(states, target):
+        states = tf.nest.map_structure(lambda x: np.asarray(x)[:, np.newaxis], states)
     problems = chain_checks.results_faults(last, trace, sampled)
     broken = [n for n, x in variables.items() if not np.isfinite(x).all()]
     if broken:
@@ -268,8 +270,7 @@ def _bias(
     """Tests at most 4000 entries. `time` is the autocorrelation time as a share of the run."""
     size = sum(int(np.prod(np.shape(x)[1:])) for x in tf.nest.flatten(states))
     num_gradients = min(num_gradients, max(20, int(_MOST_NUMBERS / max(size, 1))))
-    first = tf.nest.map_structure(lambda x: tf.convert_to_tensor(np.asarray(x[0])), states)
-    if not len(target.chain_shape(first)):
+    if not _has_chains(states, target):
         shapes = tf.nest.map_structure(np.shape, states)
         raise ValueError(
             "result must have draws [draws, chains, event...], where the target finds an axis of "
@@ -292,6 +293,11 @@ def _bias(
     of_x, of_g = (np.concatenate(parts, axis=-1) for parts in zip(*columns, strict=True))
     entries = Entries(labels, indices, sizes)
     return find_bias(of_x, of_g, entries, temperature, max(1.0, time * len(of_x)))
+
+
+def _has_chains(states: Any, target: Any) -> bool:
+    first = tf.nest.map_structure(lambda x: tf.convert_to_tensor(np.asarray(x[0])), states)
+    return len(target.chain_shape(first)) > 0
 
 
 def _inverse(fn: Any, states: Any) -> Any:
