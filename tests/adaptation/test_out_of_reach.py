@@ -1,5 +1,6 @@
 """Parts of a posterior that draws may miss: they are found, and draws that come there settle it."""
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -10,13 +11,15 @@ import tensorflow_probability as tfp
 from scipy import stats
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.adaptation import kernel_selector, target_driver
+from tfp_sgmcmc.adaptation import kernel_selector, out_of_reach, target_driver
 from tfp_sgmcmc.adaptation.out_of_reach import (
     FarMass,
     Place,
     beyond,
     far_mass,
+    has_own_parameters,
     other_mode,
+    place_beyond,
 )
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
@@ -27,7 +30,7 @@ from tfp_sgmcmc.diagnostics.weighted_sample import (
     weigh,
 )
 
-tfd = tfp.distributions
+tfb, tfd = tfp.bijectors, tfp.distributions
 NUM_DRAWS, NUM_SEEDS = 2000, 20
 
 
@@ -104,6 +107,75 @@ def test_a_small_share_that_is_wide_counts() -> None:
     assert found.share < 0.02 and not found.is_small
 
 
+@pytest.mark.parametrize(
+    ("shares", "effective", "num_examples", "looks"),
+    [
+        ((0.01,), (3.0,), 8, (1, None)),
+        ((0.1, 0.01), (3.0, 3.0), 8, (2, None)),
+        ((0.1, 0.1), (3.0, 50.0), 8, (2, 0.1)),  # known well enough
+        ((0.1, 0.1, 0.01), (3.0, 3.0, 3.0), 8, (3, None)),
+        ((0.1, 0.1, 0.05), (3.0, 3.0, 3.0), 8, (3, 0.05)),
+        ((0.1, 0.1), (3.0, 3.0), 100_000, (2, 0.1)),  # more would take long
+    ],
+)
+def test_a_share_that_rests_on_few_draws_is_looked_at_again(
+    shares: Any, effective: Any, num_examples: int, looks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = []
+
+    def far_mass(*args: Any) -> FarMass:
+        numbers.append(args[3])
+        i = len(numbers) - 1
+        return FarMass(shares[i], 0.0, 13.0, 0.1, effective[i])
+
+    monkeypatch.setattr(out_of_reach, "far_mass", far_mass)
+    target = types.SimpleNamespace(num_examples=num_examples, bijector=None)
+    sample, rng = normal_sample(shelf(0.1, 15.0, 1), 2, 0)
+    found = place_beyond(target, tf.zeros([2]), lambda x: x[:, 0], sample, rng)
+    assert numbers == [1000, 5000, 25_000][: looks[0]]
+    assert (found and found[1].share) == looks[1]
+
+
+def test_states_that_rounding_merges_are_told() -> None:
+    """In float32, 10^6 + exp(u) is 10^6 for u below -4, and exp(u) is zero below -88."""
+    u = np.array([[-200.0], [-80.0], [-6.0], [0.0], [3.0]])
+    proposal = Proposal(np.zeros(1), np.eye(1), 0.2)
+    shifted = tfb.Chain([tfb.Shift(1e6), tfb.Exp()])
+    for bijector, expected in ((tfb.Exp(), [0, 1, 1, 1, 1]), (shifted, [0, 0, 0, 1, 1])):
+        found = has_own_parameters(bijector, tf.zeros([1]), proposal, u)
+        assert found.tolist() == [bool(x) for x in expected]
+    assert has_own_parameters(None, tf.zeros([1]), proposal, u).all()
+
+
+def test_the_neck_of_a_hierarchy_has_no_mass_by_rounding() -> None:
+    """The eight schools in float32, sampled by z: where tau is 1e-8, mu + tau z is mu for any z.
+
+    The prior of z is lost there, and states with |z| of a hundred would weigh 10^5 times as much as
+    the rest: wide draws find 100 % of the posterior.
+    """
+    y = np.float32([28, 8, -3, 7, -1, 1, 18, 12])
+    width = np.float32([15, 10, 16, 11, 9, 11, 10, 18])
+
+    def log_prior(mu: tf.Tensor, tau: tf.Tensor, theta: tf.Tensor) -> tf.Tensor:
+        effects = tfd.Sample(tfd.Normal(mu, tau), 8).log_prob(theta)
+        return effects + tfd.Normal(0.0, 5.0).log_prob(mu) + tfd.HalfCauchy(0.0, 5.0).log_prob(tau)
+
+    target = sgmcmc.MinibatchLogProb(
+        log_prior,
+        lambda mu, tau, theta, batch: tfd.Normal(
+            tf.gather(theta, batch["row"], axis=-1), batch["width"]
+        ).log_prob(batch["y"]),
+        {"y": y, "width": width, "row": np.arange(8)},
+        bijector=[tfb.Identity(), tfb.Softplus(), tfb.Identity()],
+    )
+    result = sgmcmc.sample(
+        target, [tf.zeros([]), tf.ones([]), tf.zeros([8])], 1000, seed=0, progress_bar=False
+    )
+    assert result.is_trusted
+    mean = [x.mean() for x in result.states[:2]]  # posteriordb's reference draws have 4.4 and 3.6
+    assert abs(mean[0] - 4.4) < 0.5 and abs(mean[1] - 3.6) < 0.5
+
+
 def between(visits: int, far: float) -> np.ndarray:
     """Returns draws `[1000, 4, 2]` near 0 that go to `far` and come back so many times."""
     rng = np.random.default_rng(0)
@@ -128,7 +200,7 @@ def test_draws_that_come_to_a_place_settle_it(kind: str) -> None:
         place = other_mode(target, center, np.array([30.0, 0.0]), 30.0, -1.0)
     else:
         sample, _ = normal_sample(shelf(0.1, 15.0, 1), 2, 0)
-        place = beyond(target, center, sample.proposal, FarMass(0.1, 20.0, 13.0, 0.1))
+        place = beyond(target, center, sample.proposal, FarMass(0.1, 20.0, 13.0, 0.1, 50.0))
     assert place.flag.grade == "wrong" and "These chains" in place.flag
     assert place.settled(between(100, 30.0)).grade == "note"
     assert "25 % of the draws are there" in place.settled(between(100, 30.0))
@@ -141,7 +213,7 @@ def test_a_place_that_widens_the_draws_is_visited_more_often() -> None:
     sample, _ = normal_sample(shelf(0.1, 15.0, 1), 2, 0)
     grades = []
     for widest in (0.1, 1.0):
-        far = FarMass(0.01, widest / 2, 13.0, widest)
+        far = FarMass(0.01, widest / 2, 13.0, widest, 50.0)
         place = beyond(flat_target(), tf.zeros([2]), sample.proposal, far)
         assert place.least_visits == pytest.approx(max(5, (10 * widest / (1 + widest)) ** 2))
         grades.append(place.settled(between(5, 30.0)).grade)
@@ -152,7 +224,7 @@ def test_draws_need_not_come_back_from_where_nearly_all_is() -> None:
     """A proposal deep in the neck of a funnel holds nearly nothing."""
     sample, _ = normal_sample(shelf(0.1, 15.0, 1), 2, 0)
     most, half = (
-        beyond(flat_target(), tf.zeros([2]), sample.proposal, FarMass(share, 20.0, 13.0, 0.1))
+        beyond(flat_target(), tf.zeros([2]), sample.proposal, FarMass(share, 20.0, 13.0, 0.1, 50.0))
         for share in (1.0, 0.5)
     )
     there = between(0, 30.0) + 30

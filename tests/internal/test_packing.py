@@ -45,6 +45,21 @@ def test_a_nest_comes_out_as_it_went_in():
     assert_same(variables.numpy(), nest(1))
 
 
+def test_no_variable_is_of_int32():
+    """TensorFlow keeps those in the memory of the host, where XLA's programs on a GPU fail."""
+    given = {
+        "count": tf.constant([3, -(2**31)]),
+        "step": tf.constant(5, tf.int64),
+        "x": tf.ones([2]),
+    }
+    variables = PackedVariables(given)
+    assert {v.dtype for v in variables._variables} == {tf.int64, tf.float32}
+    assert_same(variables.read(), given)
+    assert_same(variables.numpy(), given)
+    variables.assign(tf.nest.map_structure(lambda x: 2 + x, given))
+    assert_same(variables.numpy(), tf.nest.map_structure(lambda x: 2 + x, given))
+
+
 def test_small_leaves_share_a_variable_for_each_dtype():
     parts = Packing(tf.nest.flatten(nest(0))).pack(tf.nest.flatten(nest(0)))
     found = sorted((p.dtype.name, tuple(p.shape)) for p in parts)

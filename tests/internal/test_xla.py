@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+import tensorflow_probability as tfp
 
+import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.internal import xla
 
 
@@ -107,6 +109,45 @@ def test_a_gpu_takes_blocks_of_steps_that_divide_the_stride(
         tf.function(note, autograph=False, jit_compile=True)(tf.constant(6))
         assert xla.steps_of_block(stride) == 1  # not compiled
     assert found == [(want, 1)]
+
+
+def test_programs_multiply_in_full_precision_and_leave_the_setting() -> None:
+    """TensorFlow reads it when a product is compiled for a GPU or runs there."""
+    seen, config = [], tf.config.experimental
+
+    def note(x: tf.Tensor) -> tf.Tensor:
+        seen.append(config.tensor_float_32_execution_enabled())
+        return x
+
+    def noted(x: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.py_function(note, [x], x.dtype), x.shape)
+
+    class Kernel(tfp.mcmc.TransitionKernel):
+        is_calibrated = True
+
+        def bootstrap_results(self, init_state: tf.Tensor) -> Any:
+            return ()
+
+        def one_step(self, current_state: tf.Tensor, results: Any, seed: Any = None) -> Any:
+            return noted(current_state), results
+
+    before = config.tensor_float_32_execution_enabled()
+    try:
+        for setting in (True, False):
+            config.enable_tensor_float_32_execution(setting)
+            note(tf.zeros([]))
+            assert seen == [setting]  # the control
+            seen.clear()
+            xla.traced(noted)(tf.zeros([2]))
+            xla.traced_once(noted)(tf.zeros([2]))
+            sgmcmc.sample_chain(
+                Kernel(), tf.zeros([2]), 3, seed=0, progress_bar=False, jit_compile=False
+            )
+            assert len(seen) == 5 and not any(seen)
+            assert config.tensor_float_32_execution_enabled() == setting
+            seen.clear()
+    finally:
+        config.enable_tensor_float_32_execution(before)
 
 
 def test_a_loop_asks_its_condition_after_each_block() -> None:

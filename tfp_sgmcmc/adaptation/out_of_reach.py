@@ -10,13 +10,14 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.diagnostics.weighted_sample import Proposal, WeightedSample
-from tfp_sgmcmc.internal.nest import State, flatten_events
+from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.laplace.laplace import parameters_bijector
 
 _SCALES = (2.0, 4.0, 8.0, 16.0, 32.0)  # of wide draws, in deviations of the proposal
 NUM_WIDE, _MORE = 1000, 5  # draws that are wide along all entries, and as many along one; again
+_FEWEST_EFFECTIVE, _MOST_TERMS = 10.0, 1e9  # draws; rows of data times wide draws
 _MOST_LOG = 600.0  # of a weight; a larger one would overflow
 _RARE = 30.0  # posterior over proposal; thousands of proposals hardly come where it is larger
 _MOST_SHARE = 0.02  # of the posterior where proposals hardly come
@@ -24,6 +25,7 @@ _MOST_SPREAD = 0.2  # what it adds to variances, so that standard deviations are
 _LEAST_VISITS = 30  # of a place whose share of the posterior is not known
 _FEWEST_VISITS, _NOTED_SHARE = 5, 0.02  # of others, and the error of the share that is accepted
 _NOTED_DEVIATION = 0.05  # the relative error of a standard deviation that is accepted
+_CHANGE = 0.5  # of a standard normal's log density between a state and that of its parameters
 _LEAST_TIME = 0.25  # that draws spend beyond a distance, of what they should
 
 
@@ -108,12 +110,14 @@ class FarMass(NamedTuple):
       spread: what it adds to the variances of the proposal, on average over all directions.
       distance: half of it is farther from the proposal's mean, in its standard deviations.
       widest: what it adds to the variance along the direction where that is most.
+      num_effective: the number of equal draws whose share would be known as well.
     """
 
     share: float
     spread: float
     distance: float
     widest: float
+    num_effective: float
 
     @property
     def is_small(self) -> bool:
@@ -176,14 +180,15 @@ def far_mass(
     mass = np.exp(np.minimum(log_ratio + log_q - log_mixture, _MOST_LOG)) / len(draws)
     mass = np.where(log_ratio > np.log(_RARE), mass, 0.0)
     if not (total := mass.sum()) > 0:
-        return FarMass(0.0, 0.0, np.inf, 0.0)
+        return FarMass(0.0, 0.0, np.inf, 0.0, 0.0)
     distances = np.linalg.norm(z, axis=1)
     order = np.argsort(distances)
     middle = np.searchsorted(mass[order].cumsum(), total / 2)
     distance = distances[order[min(middle, len(z) - 1)]]
     share, spread = total / (1 + total), mass @ distances**2 / dim
     widest = np.linalg.eigvalsh(z.T @ (mass[:, np.newaxis] * z))[-1]
-    return FarMass(float(share), float(spread), float(distance), float(widest))
+    num_effective = total**2 / (mass**2).sum()
+    return FarMass(*map(float, (share, spread, distance, widest, num_effective)))
 
 
 def _wide_log_probs(z: np.ndarray, along: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -207,12 +212,47 @@ def place_beyond(
 ) -> tuple[Place, FarMass] | None:
     """Returns the place that a proposal does not reach and what is there, or None if that is small.
 
-    What few wide draws find is looked at with five times as many others.
+    What few wide draws find is looked at with five times as many others, and again if a few of
+    these have most of it. States that rounding maps to the parameters of another state have no
+    density of their own, so it is taken as zero.
     """
-    if far_mass(log_prob_fn, sample, rng).is_small:
-        return None
-    far = far_mass(log_prob_fn, sample, rng, _MORE * NUM_WIDE)
-    return None if far.is_small else (beyond(problem, center, sample.proposal, far), far)
+
+    def log_prob_of_own(x: np.ndarray) -> np.ndarray:
+        is_own = has_own_parameters(problem.bijector, center, sample.proposal, x)
+        return np.where(is_own, log_prob_fn(x), -np.inf)
+
+    for num_wide in (NUM_WIDE, _MORE * NUM_WIDE, _MORE**2 * NUM_WIDE):
+        far = far_mass(log_prob_of_own, sample, rng, num_wide)
+        if far.is_small:
+            return None
+        is_known = num_wide > NUM_WIDE and far.num_effective >= _FEWEST_EFFECTIVE
+        if is_known or _MORE * num_wide * problem.num_examples > _MOST_TERMS:
+            break
+    return beyond(problem, center, sample.proposal, far), far
+
+
+def has_own_parameters(
+    bijector: Any, center: State, proposal: Proposal, states: np.ndarray
+) -> np.ndarray:
+    """Returns at which flat unconstrained states, `[S, D]`, the bijector can be inverted.
+
+    Far out, rounding maps many states to one: where theta = mu + tau z is sampled by z, all z with
+    a tau that is too small to change mu; or all u below -88 with tau = exp(u), which is then zero.
+    The bijector counts as inverted where a standard normal density in the proposal's coordinates
+    would change by at most about exp(1/2) between a state and the one that its parameters lead to.
+    """
+    if bijector is None:
+        return np.ones([len(states)], bool)
+    to_parameters = parameters_bijector(bijector, center)
+    dtype = tf.nest.flatten(center)[0].dtype
+    parameters = to_parameters.forward(unflatten_events(tf.constant(states, dtype), center, 0))
+    # Copies, because bijectors remember what they have mapped.
+    back = to_parameters.inverse(tf.nest.map_structure(tf.identity, parameters))
+    z = proposal.whitened(states)
+    with np.errstate(invalid="ignore"):
+        moved = proposal.whitened(flatten_events(back, 1).numpy().astype(np.float64)) - z
+        change = np.linalg.norm(moved, axis=1) * np.maximum(1, np.linalg.norm(z, axis=1))
+        return change < _CHANGE
 
 
 def beyond(problem: MinibatchLogProb, center: State, proposal: Proposal, far: FarMass) -> Place:

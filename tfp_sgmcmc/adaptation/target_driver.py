@@ -126,13 +126,16 @@ class TargetSettings:
         """Returns the flags that hold before a run after its draws were checked.
 
         Draws of a sampler with a Metropolis test that pass every check settle the doubts, and the
-        flags of places where they come often.
+        flags of places where they come often. What is said of such a place is said once.
         """
         flags = settled(prepared.flags, prepared.choices, draws_are_wrong)
         if prepared.is_noisy or draws_are_wrong:
             return flags
         places = {place.flag: place for place in self.places}
-        return tuple(places[f].settled(states) if f in places else f for f in flags)
+        found = [places[f].settled(states) if f in places else f for f in flags]
+        reached = [f for f in found if f.grade == "note" and f not in flags]
+        told = [places[f].cause[1:-1] for f in flags if f in places and f not in found]
+        return tuple(f for f in found if f in reached or not any(t in f.cause for t in told))
 
     def after(
         self, prepared: PreparedKernel, found: DrawCheck, result: SampleResult, seed: tf.Tensor

@@ -119,7 +119,8 @@ def traced(fn: Callable[..., Any], jit_compile: bool | None = None) -> Callable[
     def call(*args: Any) -> Any:
         with no_numeric_checks():
             concrete = graph.get_concrete_function(*args)
-        return concrete(*args)
+        with full_precision():
+            return concrete(*args)
 
     return call
 
@@ -135,7 +136,8 @@ def traced_once(fn: Callable[..., Any], jit_compile: bool | None = None) -> Call
         if not found:
             with no_numeric_checks():
                 found.append(graph.get_concrete_function(*args))
-        return found[0](*args)
+        with full_precision():
+            return found[0](*args)
 
     return call
 
@@ -163,6 +165,23 @@ def no_numeric_checks() -> Generator[None]:
         yield
     finally:
         scope.invoking_op_callbacks = before
+
+
+@contextlib.contextmanager
+def full_precision() -> Generator[None]:
+    """Runs and compiles products of `float32` matrices in that precision on GPUs, too.
+
+    There TensorFlow rounds both factors to 11 bits (TensorFloat-32) unless it is told otherwise.
+    A log posterior of many rows would then be constant over a good part of a standard deviation:
+    parameters near 1 could move by 1/1024 only.
+    """
+    config = tf.config.experimental
+    before = config.tensor_float_32_execution_enabled()
+    config.enable_tensor_float_32_execution(False)
+    try:
+        yield
+    finally:
+        config.enable_tensor_float_32_execution(before)
 
 
 def steps_of_block(stride: Any = None) -> int:

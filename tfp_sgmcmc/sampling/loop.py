@@ -15,7 +15,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.packing import Packing
 from tfp_sgmcmc.internal.replicas import Replicas
-from tfp_sgmcmc.internal.xla import no_numeric_checks, traced
+from tfp_sgmcmc.internal.xla import full_precision, no_numeric_checks, traced
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
 from tfp_sgmcmc.targets import FullDataLogProb, ShardedLogProb, Target
 from tfp_sgmcmc.targets.base import as_target
@@ -142,7 +142,8 @@ class Loop:
         # A concrete function, because TensorFlow warns when many runs trace a function again.
         with no_numeric_checks():
             graph = self._graph.get_concrete_function(*given)
-        tensors, rows, is_finite, lost_at = graph(*given)
+        with full_precision():
+            tensors, rows, is_finite, lost_at = graph(*given)
         kept = self._unpacked([np.asarray(x) for x in rows])
         return self._pack(tensors), kept, FiniteCheck(bool(is_finite), int(lost_at))
 
@@ -171,7 +172,8 @@ class Loop:
         arguments = [(f"position_{i}", x) for i, x in enumerate(given[0])]
         arguments += [*numbers.items(), ("seed", seed)]
         arguments += [(f"data_{i}", x) for i, x in enumerate(graph.captured_inputs)]
-        stablehlo = compiled.experimental_get_compiler_ir(*given)(stage="stablehlo_serialized")
+        with full_precision():
+            stablehlo = compiled.experimental_get_compiler_ir(*given)(stage="stablehlo_serialized")
         outputs = [f"position_{i}" for i in range(len(given[0]))]
         outputs += [f"kept_{i}" for i in range(len(tree.flatten(self.kept)))]
         types = tuple((x.dtype.name, tuple(x.shape)) for x in graph.outputs)

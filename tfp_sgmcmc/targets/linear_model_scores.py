@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.nest import State, append_dims, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import value_and_gradient
 from tfp_sgmcmc.targets.model_target import ModelTarget
 
@@ -136,7 +137,7 @@ class LinearRemainders:
         self._target, self._center, self._is_full = target, center, is_full
         total, size = target.num_examples, target.chunk_size
 
-        @tf.function(autograph=False)
+        @traced
         def predictor(start: tf.Tensor) -> tf.Tensor:
             rows = target.rows(tf.minimum(start + tf.range(size), total - 1))
             return target.linear_predictor(center, rows)

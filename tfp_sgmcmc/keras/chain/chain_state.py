@@ -199,12 +199,18 @@ class ChainState:
 
 
 class PackedVariables:
-    """Variables that hold a nest of tensors with known shapes."""
+    """Variables that hold a nest of tensors with known shapes.
+
+    Numbers of `int32` are kept as `int64`: TensorFlow has variables of `int32` in the memory of the
+    host alone, where steps that XLA compiles for a GPU cannot read them.
+    """
 
     def __init__(self, nest: Any):
         leaves = [tf.convert_to_tensor(x) for x in tf.nest.flatten(nest)]
         # Only the structure, because tensors would stay in memory beside the variables.
         self._like = tf.nest.map_structure(lambda x: 0, nest)
+        self._dtypes = [x.dtype for x in leaves]
+        leaves = self._kept(leaves)
         self._packing = Packing(leaves)
         self._variables = [tf.Variable(x, trainable=False) for x in self._packing.pack(leaves)]
 
@@ -215,9 +221,19 @@ class PackedVariables:
         return self._nest([v.numpy() for v in self._variables])
 
     def assign(self, nest: Any) -> None:
-        leaves = [tf.convert_to_tensor(x) for x in tf.nest.flatten(nest)]
+        leaves = self._kept([tf.convert_to_tensor(x) for x in tf.nest.flatten(nest)])
         for variable, value in zip(self._variables, self._packing.pack(leaves), strict=True):
             variable.assign(value)
 
+    @staticmethod
+    def _kept(leaves: list[tf.Tensor]) -> list[tf.Tensor]:
+        return [tf.cast(x, tf.int64) if x.dtype == tf.int32 else x for x in leaves]
+
     def _nest(self, packed: Sequence[Any]) -> Any:
-        return tf.nest.pack_sequence_as(self._like, self._packing.unpack(packed))
+        leaves = zip(self._packing.unpack(packed), self._dtypes, strict=True)
+        given = [x if x.dtype == dtype else _as_dtype(x, dtype) for x, dtype in leaves]
+        return tf.nest.pack_sequence_as(self._like, given)
+
+
+def _as_dtype(x: Any, dtype: tf.DType) -> Any:
+    return tf.cast(x, dtype) if tf.is_tensor(x) else x.astype(dtype.as_numpy_dtype)
