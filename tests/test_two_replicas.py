@@ -28,6 +28,7 @@ def test_two_replicas() -> None:
     run(
         f"{OF_TARGETS}::test_chain_is_that_of_one_replica[SGLD-quick]",
         f"{OF_TARGETS}::test_each_replica_loads_its_shards",
+        f"{OF_TARGETS}::test_replicas_divide_the_passes_over_a_stream",
         f"{OF_KERAS}::test_chain_is_that_of_one_device[graph]",
     )
 

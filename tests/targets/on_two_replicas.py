@@ -27,6 +27,7 @@ from tests.targets.shards import (
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.replicas import Replicas
 from tfp_sgmcmc.sampling.shards import shard_driver
+from tfp_sgmcmc.targets.streaming import block_sums
 
 
 @functools.cache
@@ -177,16 +178,52 @@ def test_report() -> None:
         assert "R-hat" in str(sgmcmc.report(result, target))
 
 
-def streamed() -> Any:
-    batches = tf.data.Dataset.from_tensor_slices(in_shards(SIZES)(0)).batch(5)
-    return sgmcmc.StreamedLogProb(log_prior, log_likelihood, batches, 20)
+def streamed(memory: int = 2**28) -> Any:
+    rows = tf.nest.map_structure(
+        lambda x: np.tile(x, [50] + [1] * (x.ndim - 1)), in_shards(SIZES)(0)
+    )
+    size = len(tf.nest.flatten(rows)[0])
+    batches = tf.data.Dataset.from_tensor_slices(rows).batch(size // 4)  # as the blocks of passes
+    return sgmcmc.StreamedLogProb(log_prior, log_likelihood, batches, size, memory=memory)
+
+
+def steps_of_a_stream() -> None:
+    sgmcmc.SGLD(streamed(), 1e-3).bootstrap_results(tf.zeros([3]))
+
+
+def test_replicas_divide_the_passes_over_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool and the draws are those of one replica, bit for bit."""
+    used, block = [], block_sums._as_sums
+
+    def noting(found: Any, factor: Any) -> Any:
+        used.append(found[0].device[-len("CPU:0") :])
+        return block(found, factor)
+
+    monkeypatch.setattr(block_sums, "_as_sums", noting)
+
+    def draws() -> list[np.ndarray]:
+        used.clear()
+        target = streamed(2000)
+        pool, report = sgmcmc.draw_pool(target, tf.zeros([3]), jit_compile=False)
+        assert len(report.passes) >= 3
+        result = sgmcmc.sample(
+            target, tf.zeros([3]), 100, seed=0, progress_bar=False, jit_compile=False
+        )
+        return [*tf.nest.flatten(pool.rows_and_weights()), result.states]
+
+    alone, of_one = draws(), {*used}
+    with MIRRORED.scope():
+        together, of_two = draws(), {*used}
+    assert (of_one, of_two) == ({"CPU:0"}, {"CPU:0", "CPU:1"})
+    for a, b in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 REFUSED = {
     "num_shards must be at least 2, the number of replicas": lambda: sharded(
         load_shard=in_shards([90]), num_shards=1
     ),
-    "StreamedLogProb must be used on one replica": streamed,
+    "StreamedLogProb must be used on one replica in steps": steps_of_a_stream,
     "SVRG needs a MinibatchLogProb": lambda: sgmcmc.SVRG(sharded()),
     "method='adam' needs a MinibatchLogProb": lambda: sgmcmc.find_center(
         sharded(), tf.zeros([3]), "adam"

@@ -94,8 +94,8 @@ class StreamedLogProb(Target):
 
     Raises:
       ValueError: an epoch does not have N examples, or is infinite; two passes over an epoch read
-        other rows, up to their order and rounding; elements have no axis of rows; the current
-        strategy has several replicas, which would all read all of the dataset.
+        other rows, up to their order and rounding; elements have no axis of rows. In steps: the
+        current strategy has several replicas, which would all read all of the dataset.
       TypeError: `dataset` is neither a dataset nor a function that returns one.
       StreamReadError: the dataset cannot be read. The message has the file, if `files` has it, and
         the row.
@@ -124,7 +124,6 @@ class StreamedLogProb(Target):
         score_fn: Callable[..., Any] | None = None,
         num_groups: int | None = None,
     ):
-        _refuse_replicas()
         self._is_dataset = isinstance(dataset, tf.data.Dataset)
         self._blocks = dict[int, tf.data.Dataset]()
         dataset_fn = (lambda epoch: dataset) if self._is_dataset else dataset
@@ -435,7 +434,8 @@ def _refuse_replicas() -> None:
     count = tf.distribute.get_strategy().num_replicas_in_sync
     if count > 1:
         raise ValueError(
-            "StreamedLogProb must be used on one replica, because only one order of batches can be "
-            f"resumed. Received: a strategy of {count} replicas. A ShardedLogProb holds a share of "
-            "the data on each replica."
+            "StreamedLogProb must be used on one replica in steps, because only one order of "
+            f"batches can be resumed. Received: a strategy of {count} replicas. `sample` and "
+            "draw_pool divide passes between them, and a ShardedLogProb holds a share of the data "
+            "on each."
         )

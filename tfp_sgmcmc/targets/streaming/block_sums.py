@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.replicas import current
 from tfp_sgmcmc.internal.xla import num_parallel_programs, traced_once
 from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
@@ -216,10 +217,14 @@ def map_blocks(
 
     All blocks have `size` rows, and weights None, which stands for ones. The last one is filled up
     with copies of a row, whose weights are zero. Blocks are evaluated by as many threads as there
-    are cores besides the one that reads, and yielded in the order of the data.
+    are cores besides the one that reads, and yielded in the order of the data. In the scope of a
+    strategy its replicas evaluate them in turn, each on its device.
+
+    Raises:
+      ValueError: the strategy has several workers, or its replicas do not step together.
     """
     seen = 0
-    for rows, count, found in _in_threads(of_block, _filled_blocks(target, size)):
+    for rows, count, found in _in_threads(of_block, _filled_blocks(target, size), _devices()):
         yield rows, count, found
         seen += count
         show(seen)
@@ -237,20 +242,41 @@ def _filled_blocks(
         yield rows, count, weights
 
 
+def _devices() -> list[str]:
+    """Returns the devices of the current strategy's replicas; none if there is one replica."""
+    replicas = current()
+    if replicas is None:
+        return []
+    if replicas.num_workers > 1:
+        raise ValueError(
+            "A pass over a stream must be made by one process, or by the workers of an executor: "
+            "draw_pool(part -> stream, initial_state, num_parts=..., executor=...). Received: a "
+            f"{type(replicas.strategy).__name__} of {replicas.num_workers} workers, each of which "
+            "would read all rows."
+        )
+    return replicas.devices
+
+
 def _in_threads(
     of_block: Callable[[Any, np.ndarray | None], Any],
     blocks: Iterator[tuple[Any, int, np.ndarray | None]],
+    devices: Sequence[str],
 ) -> Iterator[tuple[Any, int, Any]]:
-    workers = num_parallel_programs() - 1  # a core reads
+    workers = max(num_parallel_programs() - 1, len(devices))  # a core reads
     if workers < 2:
         for rows, count, weights in blocks:
             yield rows, count, of_block(rows, weights)
         return
+
+    def on_device(number: int, rows: Any, weights: np.ndarray | None) -> Any:
+        with tf.device(devices[number % len(devices)] if devices else None):
+            return of_block(rows, weights)
+
     window = collections.deque[Any]()
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
         try:
-            for rows, count, weights in blocks:
-                window.append((rows, count, pool.submit(of_block, rows, weights)))
+            for number, (rows, count, weights) in enumerate(blocks):
+                window.append((rows, count, pool.submit(on_device, number, rows, weights)))
                 if len(window) > workers:
                     block, num_rows, future = window.popleft()
                     yield block, num_rows, future.result()

@@ -87,7 +87,7 @@ def draw_pool(
        the pool's error is too large.
 
     All sums are in double precision. Blocks of rows are evaluated by as many threads as there are
-    cores. Rows may come in any order.
+    cores, or in the scope of a strategy on the devices of its replicas. Rows may come in any order.
 
     Rows may be split into parts, such as the files of each machine. The passes are then made by the
     workers of an `executor`, and only sums and the rows that are kept come back. If a worker dies,
@@ -126,7 +126,8 @@ def draw_pool(
         an executor, but no function; the function cannot be sent to workers.
       ValueError: a row is not finite; parts have rows of different forms; there are more than 1024
         parameters and the data do not fit into memory; the curvature at the mode cannot be used;
-        the log likelihood does not take rows with chain dimensions.
+        the log likelihood does not take rows with chain dimensions; the strategy has several
+        workers.
       StreamReadError: the data cannot be read.
     """
     boolean("jit_compile", jit_compile)
