@@ -122,13 +122,40 @@ def test_what_was_dropped_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(langevin, "ControlVariate", control_variate)
     monkeypatch.setattr(langevin, "check_chains", lambda *_: None)
-    runs = types.SimpleNamespace(dim=2, dtype=tf.float32, dropped=[])
+    runs = types.SimpleNamespace(dim=2, dtype=tf.float32, num_chains=4, dropped=[])
     found = types.SimpleNamespace(target=None, center=tf.zeros([2]))
     problem = types.SimpleNamespace(num_examples=10, parts=[None])
     selector = LangevinSelector(problem, found, runs, sgmcmc.random.as_seed(0))
     assert selector() is None
     assert "UnderdampedLangevin" in runs.dropped[0] and "remainders are NaN" in runs.dropped[0]
     assert issubclass(ExpansionError, ValueError)
+
+
+@pytest.mark.parametrize("of_gradient", [1.0, 1e-9])
+def test_hmc_is_not_timed_where_its_gradients_alone_take_longer(
+    of_gradient: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draw of four chains in 25 dimensions takes two times three leapfrog steps of each."""
+    assert hamiltonian.least_seconds(25, 4, 0.1) == pytest.approx(0.5 * 2 * 3 * 4 * 0.1)
+    made = []
+
+    def timed_hmc(*args: Any) -> Any:
+        made.append(args)
+        return types.SimpleNamespace(seconds=0.125)
+
+    monkeypatch.setattr(langevin, "TimedHMC", timed_hmc)
+    runs = types.SimpleNamespace(dim=25, num_chains=4, dropped=[])
+    options = runs, sgmcmc.random.as_seed(0), of_gradient
+    selector = LangevinSelector(None, None, *options)
+    selector._hmc = None
+    monkeypatch.setattr(selector, "_seconds", lambda n: 1e-5 * n)
+    chosen = BatchAndStep(100, 1.0, 0.0, 0.0)
+    found = [selector._hmc_seconds(chosen) for _ in range(2)]
+    if of_gradient == 1.0:
+        assert found == [np.inf] * 2 and not made
+        assert len(runs.dropped) == 1 and "alone take 1.2e+04 ms or more" in runs.dropped[0]
+    else:
+        assert found == [0.125] * 2 and len(made) == 1 and not runs.dropped
 
 
 def test_a_likelihood_that_takes_no_examples_of_each_chain_is_sampled_with_all() -> None:

@@ -47,10 +47,11 @@ class CenteredHierarchy(NamedTuple):
     def note(self) -> str:
         """The note of a run that samples the effects as variables with a fixed prior."""
         of, width = ("covariance", "its factor") if self.is_joint else ("width", "width")
+        were = "were" if " and " in self.effects else "was"
         return (
             f"The hierarchy is centred: the {of} of the prior of {self.effects} depends on "
-            f"{self.scale}. So {self.effects} was sampled as location plus {width} times z, where "
-            "the prior of z is fixed. The draws are those of the model as it is written."
+            f"{self.scale}. So {self.effects} {were} sampled as location plus {width} times z, "
+            "where the prior of z is fixed. The draws are those of the model as it is written."
         )
 
     @property

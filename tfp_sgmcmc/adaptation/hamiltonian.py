@@ -65,6 +65,15 @@ def steps_for(step: float) -> int:
     return max(2, round(1.5 / step))
 
 
+def least_seconds(dim: int, num_chains: int, of_gradient: float) -> float:
+    """Returns half of what the gradients of a nearly independent draw of each chain take.
+
+    `of_gradient` is the time of the gradient at one state, in a call with several states. HMC takes
+    longer than this unless more states at once make a gradient cheaper by half.
+    """
+    return 0.5 * _STRIDE * leapfrog(dim)[1] * num_chains * of_gradient
+
+
 class TimedHMC:
     """HMC in whitened coordinates, timed with the step that suits a standard normal.
 

@@ -43,7 +43,8 @@ _NUM_GRADIENTS, _FLAT = 100, 0.03  # of a climb at most, and the gradient at whi
 
 _NUM_DRAWS = 2000  # that are weighed
 _MOST_ENTRIES = 10_000_000  # N D
-_MOST_SECONDS = 40.0  # minibatches, whose second derivatives XLA compiles, often take longer
+_MOST_SECONDS = 40.0  # HMC takes longer
+_MANY_ENTRIES, _MOST_OF_MANY = 1_000_000, 20.0  # N D, and seconds: so long do minibatches take
 _LEAST_EFFICIENCY = 0.2
 _MOST_FOR_NUTS = 50_000  # N D; on more data HMC is worth a try
 _LOST = 0.1  # nats of efficiency by dimension; where more is lost, HMC's pilot wanders
@@ -188,7 +189,7 @@ def independent_draws(
     seconds = seconds_of_second(lambda: log_prob_fn(many)) / len(many)
     num_evaluated = num_evaluations(runs.dim, _NUM_DRAWS) + 2 * NUM_WIDE
     cost = seconds * (num_evaluated + num_results * num_chains)
-    if cost > _MOST_SECONDS:
+    if cost > (_MOST_SECONDS if size < _MANY_ENTRIES else _MOST_OF_MANY):
         runs.dropped.append(
             f"Independent draws were dropped, because they would take about {cost:.0f} s."
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -63,6 +64,7 @@ class KernelSelector:
         self._num_chains = num_chains
         self._runs = PilotRuns(num_chains, flat.shape[0], flat.dtype, pilot_seed, jit_compile)
         self._found: Coordinates | None = None
+        self._of_gradient = 0.0  # seconds, at one state
         self.places: list[Place] = []
 
     @property
@@ -106,7 +108,8 @@ class KernelSelector:
                     f"UnderdampedLangevin with minibatches was not tried, because {why}."
                 )
             return self.with_all_examples(num_results)
-        langevin = LangevinSelector(self._problem, found, self._runs, self._noise_seed)
+        options = self._runs, self._noise_seed, self._of_gradient
+        langevin = LangevinSelector(self._problem, found, *options)
         prepared = langevin()
         self._found = langevin.found
         if prepared is None:
@@ -128,7 +131,7 @@ class KernelSelector:
         seed = self._mode_seed.numpy()
         starts = far_starts(runs.dim, inverse @ first, inverse * widths, seed)
         options = like, factor, runs.jit_compile
-        at = value_and_gradient_of_z(self._problem, *options)
+        at = self._timed(value_and_gradient_of_z(self._problem, *options))
         other = find_other_mode(at, starts)
         if other is not None:
             other = self._with_mass(found, factor, at, other)
@@ -137,6 +140,20 @@ class KernelSelector:
             self.places.append(
                 other_mode(self._problem, like, offset, other.distance, other.log_prob)
             )
+
+    def _timed(
+        self, at: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+    ) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+        """Returns the function, whose calls tell the time of the gradient at one state."""
+
+        def call(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            began = time.perf_counter()
+            found = at(z)
+            seconds = (time.perf_counter() - began) / len(z)
+            self._of_gradient = min(self._of_gradient or seconds, seconds)
+            return found
+
+        return call
 
     def _with_mass(
         self,

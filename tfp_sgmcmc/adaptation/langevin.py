@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_at_draws
-from tfp_sgmcmc.adaptation.hamiltonian import TimedHMC
+from tfp_sgmcmc.adaptation.hamiltonian import TimedHMC, least_seconds
 from tfp_sgmcmc.adaptation.pilot import Gradients, PilotChains, PilotDraws, PilotRuns
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, prepare_kernel
@@ -197,12 +197,19 @@ class LangevinSelector:
       found: the coordinates to begin with.
       runs: makes chains.
       seed: seed of the states at which noise is predicted.
+      of_gradient: seconds of the gradient of all examples at one state.
     """
 
     def __init__(
-        self, problem: MinibatchLogProb, found: Coordinates, runs: PilotRuns, seed: tf.Tensor
+        self,
+        problem: MinibatchLogProb,
+        found: Coordinates,
+        runs: PilotRuns,
+        seed: tf.Tensor,
+        of_gradient: float = 0.0,
     ):
         self._problem, self.found, self._runs, self._seed = problem, found, runs, seed
+        self._least_of_hmc = least_seconds(runs.dim, runs.num_chains, of_gradient)
 
     def __call__(self) -> PreparedKernel | None:
         """Returns the cheapest safe setting whose pilot was sound; None if HMC is to be used.
@@ -237,7 +244,7 @@ class LangevinSelector:
             chosen = cheapest(settings, self._seconds)
             if chosen is None:
                 raise _Dropped("no batch size up to half of the data makes its noise small enough")
-            if self._seconds(chosen.batch_size) * chosen.steps_per_draw > self._hmc.seconds:
+            if self._seconds(chosen.batch_size) * chosen.steps_per_draw > self._hmc_seconds(chosen):
                 raise _Dropped("HMC takes less time for an independent draw")
             of_pilot = 1 - self._of_parameters(covariance, chosen)
             pilot = self._pilot(chosen, of_pilot)
@@ -291,8 +298,22 @@ class LangevinSelector:
         covariance = noise_covariance(self._remainders, draws, blocks=1)
         if not np.isfinite(covariance).all():
             raise _Dropped("its noise is NaN or infinite at draws of Laplace's approximation")
-        self._hmc = TimedHMC(self._problem, self.found, self._runs)
+        self._hmc: TimedHMC | None = None
         return covariance
+
+    def _hmc_seconds(self, chosen: BatchAndStep) -> float:
+        """Returns the time of a draw by HMC; infinity if its gradients alone take longer."""
+        if self._seconds(chosen.batch_size) * chosen.steps_per_draw < self._least_of_hmc:
+            line = (
+                "HamiltonianMonteCarlo was not timed, because the gradients of a draw alone take "
+                f"{1e3 * self._least_of_hmc:.2g} ms or more."
+            )
+            if line not in self._runs.dropped:
+                self._runs.dropped.append(line)
+            return np.inf
+        if self._hmc is None:
+            self._hmc = TimedHMC(self._problem, self.found, self._runs)
+        return self._hmc.seconds
 
     def _seconds(self, n: int) -> float:
         """Returns the time of a step with n examples."""

@@ -29,7 +29,7 @@ from tfp_sgmcmc.targets.laplace.low_rank_hessian import (
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.scores import mapped_scores, total_of_chunks
 
-LEAST_WORK = 4e9  # N D^2, for which products with D vectors take seconds
+LEAST_WORK = 1e8  # N D^2, for which products with D vectors take longer than another trace
 _CHUNK = 2**22  # numbers that are held at once
 _NUM_PROBES, _MOST_ERROR = 4, 1e-3  # of Hessians scaled to a unit diagonal
 
