@@ -1,6 +1,7 @@
 """Independent draws of `sample`: right, certified, and compiled once."""
 
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from scipy import stats
 import tfp_sgmcmc as sgmcmc
 from tests.harness.fast_settings import fast_settings
 from tfp_sgmcmc.adaptation.coordinates import Coordinates
-from tfp_sgmcmc.adaptation.independent_draws import independent_draws
+from tfp_sgmcmc.adaptation.independent_draws import independent_draws, steps_of_block
 from tfp_sgmcmc.adaptation.pilot import PilotRuns, seconds_of_second
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.sampling.result import Flag
@@ -162,3 +163,21 @@ def test_flags_have_grades() -> None:
     flag = Flag("doubt", "It was not checked.", "Check it.")
     assert flag == "It was not checked. Check it." and flag.grade == "doubt"
     assert (flag.cause, flag.remedy) == ("It was not checked.", "Check it.")
+
+
+@pytest.mark.parametrize(
+    ("num_examples", "num_steps", "expected"),
+    [
+        (1_000, 510, 250),  # all proposals of a block are evaluated by one call
+        (100_000, 510, 170),  # three equal blocks in place of 250, 250 and 10 of 250
+        (100_000, 500, 250),
+        (100_000, 30, 30),
+        (100_000, 251, 126),
+    ],
+)
+def test_blocks_of_a_large_target_leave_few_proposals_over(
+    num_examples: int, num_steps: int, expected: int
+) -> None:
+    target: Any = types.SimpleNamespace(num_examples=num_examples)
+    size = steps_of_block(target, 4, num_steps)
+    assert size == expected and -(-num_steps // size) == -(-num_steps // 250)

@@ -225,7 +225,7 @@ def independent_draws(
         sampler="IndependentMetropolis",
         arguments={
             "tail_share": proposal.tail_share,
-            "block_size": max(1, min(_BLOCK // num_chains, burn_in + num_results * stride)),
+            "block_size": steps_of_block(problem, num_chains, burn_in + num_results * stride),
         },
         batch_size=None,
         coordinates="covariance",
@@ -246,6 +246,16 @@ def independent_draws(
         f"independent. IndependentMetropolis keeps {every}.",
     )
     return with_proposal(problem, choices, lines, sample), found
+
+
+def steps_of_block(problem: MinibatchLogProb, num_chains: int, num_steps: int) -> int:
+    """Returns how many proposals of each chain are evaluated at once, of so many in all.
+
+    Blocks of a large target are equal, so that few proposals of the last one are left over.
+    """
+    size = max(1, min(_BLOCK // num_chains, num_steps))
+    is_small = block_size(problem) >= _BLOCK  # then a smaller block takes as long
+    return size if is_small else -(-num_steps // -(-num_steps // size))
 
 
 def with_proposal(
