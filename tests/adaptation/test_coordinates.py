@@ -20,6 +20,8 @@ def test_a_search_that_failed_is_not_repeated_from_the_same_start(
 ) -> None:
     """The origin is the nearest start to itself. Negative control: another one has three starts.
 
+    A search that was still climbing when its steps were used up is not repeated either.
+
     Where the density has no bound, the reason names what narrows.
     """
     seen = []
@@ -28,15 +30,19 @@ def test_a_search_that_failed_is_not_repeated_from_the_same_start(
         del problem, method
         seen.append(float(start[0]))
         report = dict(num_passes=5, log_prob=-1.0, converged=False, unbounded=unbounded)
-        return start, SimpleNamespace(**report)
+        return start, SimpleNamespace(num_newton_steps=num_steps, expected_gain=gain, **report)
 
-    unbounded = None
+    unbounded, num_steps, gain = None, 7, 3.0
     monkeypatch.setattr(coordinates, "find_center", find_center)
     problem = sgmcmc.MinibatchLogProb(
         lambda x: -tf.reduce_sum(x**2, axis=-1), lambda x, batch: 0 * x[..., :1] * batch, np.ones(1)
     )
     passes = coordinates._find_center(problem, tf.constant([value, value], tf.float64))[1]
     assert seen == starts and passes == 5 * len(starts)
+    for num_steps, gain in ((100, 0.001), (100, 3.0)):  # noqa: B007 (the last was still climbing)
+        seen.clear()
+        coordinates._find_center(problem, tf.constant([value, value], tf.float64))
+        assert seen == (starts[:1] if gain > 0.01 else starts)
     unbounded = "effects"
     with pytest.raises(NotNearGaussian, match="rises without end while effects becomes narrower"):
         coordinates._find_center(problem, tf.constant([value, value], tf.float64))

@@ -15,7 +15,8 @@ from tfp_sgmcmc.targets import MinibatchLogProb, find_center, whiten
 from tfp_sgmcmc.targets.base import ExpansionError
 from tfp_sgmcmc.targets.laplace.laplace import laplace_bijector
 from tfp_sgmcmc.targets.laplace.low_rank_hessian import LowRankHessian
-from tfp_sgmcmc.targets.laplace.mode import MOST_NEWTON_DIMENSIONS
+from tfp_sgmcmc.targets.laplace.mode import MAX_ITERATIONS, MOST_NEWTON_DIMENSIONS
+from tfp_sgmcmc.targets.laplace.newton import NEAR_ENOUGH
 from tfp_sgmcmc.targets.laplace.quadratic import (
     MOST_DIMENSIONS,
     Hessians,
@@ -121,8 +122,9 @@ def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:
     """Returns the end of the search from `state`, and the passes over the data that it took.
 
     A start where the likelihood explodes can lead to where all gradients vanish. So a search that
-    finds no mode is repeated from starts nearer to the origin. The higher end counts. A centred
-    hierarchy without a mode has one in other coordinates, so Newton's few steps suffice here.
+    finds no mode is repeated from starts nearer to the origin, unless it was still climbing when
+    its steps were used up. The higher end counts. A centred hierarchy without a mode has one in
+    other coordinates, so Newton's few steps suffice here.
     """
     best, passes, failure = None, 0, None
     hierarchy = hierarchy_around(problem, state)
@@ -151,6 +153,9 @@ def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:
                 f"the search for a mode found none, as where the width of {hierarchy.effects} "
                 f"depends on {hierarchy.scale}"
             )
+        used_up = found[1].num_newton_steps >= MAX_ITERATIONS["auto"]
+        if used_up and found[1].expected_gain > NEAR_ENOUGH:
+            break
     if best is not None and (part := best[1].unbounded) is not None:
         raise prior_scale.NotNearGaussian(
             f"the log posterior rises without end while {part} becomes narrower, as where the "

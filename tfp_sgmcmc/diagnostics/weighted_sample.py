@@ -18,6 +18,7 @@ _SHARES = (0.05, 0.2, 0.9)  # of heavy tails
 _ENOUGH, _BETTER = 0.7, 1.1  # efficiency that is not improved, and gain that is worth a round
 _HARDLY_MORE = 2.0  # than the mean: weights so equal that the shape of their tail is no matter
 _MOST_ROUNDS = 8
+_MOST_IN_VAIN, _HARDLY_ANY = 3, 0.02  # rounds without a gain, at such efficiencies
 _LEAST_DRAWS, _DRAWS_PER_SQUARE = 1000, 4  # a covariance of D^2 entries needs as many draws
 
 
@@ -40,9 +41,17 @@ class Proposal(NamedTuple):
         return ((x - self.mean) / scale.T) @ np.linalg.inv(self.factor / scale).T
 
     def log_prob(self, x: np.ndarray) -> np.ndarray:
-        z, share = self.whitened(x), tf.constant(self.tail_share, tf.float64)
-        square = tf.constant(np.einsum("si,si->s", z, z))
-        found = defensive_normal_log_prob_at(square, len(self.mean), share)
+        return self.log_prob_at(self.squares(x))
+
+    def squares(self, x: np.ndarray) -> np.ndarray:
+        """Returns the squared lengths of z, `[S]`."""
+        z = self.whitened(x)
+        return np.einsum("si,si->s", z, z)
+
+    def log_prob_at(self, squares: np.ndarray) -> np.ndarray:
+        """Returns log densities where z has these squared lengths."""
+        share = tf.constant(self.tail_share, tf.float64)
+        found = defensive_normal_log_prob_at(tf.constant(squares), len(self.mean), share)
         return found.numpy() - np.log(np.diag(self.factor)).sum()
 
     def sample(self, num_draws: int, rng: np.random.Generator) -> np.ndarray:
@@ -196,7 +205,8 @@ def fit_weighted_sample(
     A round draws from a proposal. All draws so far, weighted against the mixture of the proposals
     so far, give the next mean and covariance (Cappé et al. 2008, with the largest weights cut off)
     and the best of a few shares of heavy tails. Rounds end when the weights of the last proposal
-    have a finite variance and the efficiency is at least 0.7, or no longer rises by a tenth.
+    have a finite variance and the efficiency is at least 0.7, or no longer rises by a tenth. They
+    also end when it is below 0.02 and three in a row were no better than one before.
 
     Args:
       log_prob_fn: x, `[num_draws, D]` -> log posterior, `[num_draws]`, up to a constant. NaN counts
@@ -216,31 +226,44 @@ def fit_weighted_sample(
     """
     proposal, best = Proposal(mean, factor, _SHARES[1]), None
     proposals, points, values = [], [], []
-    for number in range(1, _MOST_ROUNDS + 1):  # noqa: B007
+    densities = list[np.ndarray]()  # of all points, by each proposal
+    at_old = np.zeros(0)  # of the points so far, by the present one
+    number_of_best = 1
+    for number in range(1, _MOST_ROUNDS + 1):
         sample, log_probs = weigh(log_prob_fn, proposal, num_draws, rng)
         gain = sample.efficiency / best.efficiency if best and best.efficiency else np.inf
         if best is None or (sample.is_reliable, sample.efficiency) > (
             best.is_reliable,
             best.efficiency,
         ):
-            best = sample
+            best, number_of_best = sample, number
+        if number - number_of_best >= _MOST_IN_VAIN and best.efficiency < _HARDLY_ANY:
+            break
         if best.is_reliable and (best.efficiency >= _ENOUGH or gain < _BETTER):
             break
         proposals.append(proposal)
         points.append(sample.draws)
         values.append(log_probs)
-        following = _next_proposal(proposals, np.concatenate(points), np.concatenate(values))
+        old = *densities, at_old
+        densities = [
+            np.concatenate([known, q.log_prob(sample.draws)])
+            for q, known in zip(proposals, old, strict=True)
+        ]
+        log_mixture = np.logaddexp.reduce(densities) - np.log(len(densities))
+        following = _next_proposal(np.concatenate(points), np.concatenate(values), log_mixture)
         if following is None:
             break
-        proposal = following
+        proposal, at_old = following
     return best, number
 
 
 def _next_proposal(
-    proposals: list[Proposal], x: np.ndarray, log_probs: np.ndarray
-) -> Proposal | None:
-    """Returns a proposal with the weighted moments of all draws; None if there are none."""
-    log_mixture = np.logaddexp.reduce([q.log_prob(x) for q in proposals]) - np.log(len(proposals))
+    x: np.ndarray, log_probs: np.ndarray, log_mixture: np.ndarray
+) -> tuple[Proposal, np.ndarray] | None:
+    """Returns a proposal with the weighted moments of all draws, and its log densities there.
+
+    Returns None if there are no such moments.
+    """
     exact = normalized(log_probs - log_mixture)
     weights = np.minimum(exact, np.sort(exact)[-int(len(exact) ** 0.5)])  # the root's largest
     if not weights.sum() > 0:
@@ -256,11 +279,13 @@ def _next_proposal(
     scaled += len(scale) / len(x) * np.eye(len(scale))
     factor = scale[:, np.newaxis] * np.linalg.cholesky(scaled)
     candidates = [Proposal(mean, factor, share) for share in _SHARES]
-    counts = weights > 0
+    squares, counts = candidates[0].squares(x), weights > 0
+    densities = [q.log_prob_at(squares) for q in candidates]
     # The mean of p / q under the posterior is 1 / efficiency, up to a constant.
-    ratios = [log_probs[counts] - q.log_prob(x[counts]) for q in candidates]
+    ratios = [log_probs[counts] - density[counts] for density in densities]
     costs = [np.logaddexp.reduce(np.log(weights[counts]) + r) for r in ratios]
-    return candidates[int(np.argmin(costs))]
+    best = int(np.argmin(costs))
+    return candidates[best], densities[best]
 
 
 def pareto_shape(log_weights: np.ndarray) -> float:

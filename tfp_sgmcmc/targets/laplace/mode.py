@@ -34,7 +34,7 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
 from tfp_sgmcmc.targets.sharded import refuse_shards
 
-_MAX_ITERATIONS = {"auto": 100, "newton": 100, "lbfgs": 100, "adam": 2000}
+MAX_ITERATIONS = {"auto": 100, "newton": 100, "lbfgs": 100, "adam": 2000}
 _ROUNDS = 3
 _NEWTON_FIRST = 128  # entries up to which Newton steps need no start from L-BFGS
 _CHEAP_DIMENSIONS, _CHEAP_WORK = 512, 1e8  # D and N D^2 up to which they do not, either
@@ -194,11 +194,11 @@ def find_center(
     """
     eager("find_center")
     checked_target(target)
-    one_of("method", method, [*_MAX_ITERATIONS])
+    one_of("method", method, [*MAX_ITERATIONS])
     one_of("hessian", hessian, ["auto", "full", "low_rank", "diag"])
     if method == "adam":
         refuse_shards("method='adam'", target, replicas_alone=True)
-    limit = _MAX_ITERATIONS[method] if max_iterations is None else max_iterations
+    limit = MAX_ITERATIONS[method] if max_iterations is None else max_iterations
     integer("max_iterations", limit, 1)
     positive("tolerance", tolerance)
     if callable(learning_rate):
@@ -275,8 +275,9 @@ def find_center(
             theta, used, passes = climb(point, left)
             point = evaluate(theta)
             num_passes, left = num_passes + passes + 1, left - used
+        has_moved = not ascents or bool(tf.reduce_any(point.theta != flat))
         flat = point.theta
-        if method != "adam" and len(flat) <= MOST_NEWTON_DIMENSIONS:
+        if method != "adam" and len(flat) <= MOST_NEWTON_DIMENSIONS and has_moved:
             ascents.append(newton(flat))
     ended = [a for a in ascents if a is not None]
     ascent = max(ended, key=lambda a: (a.is_mode, a.log_prob), default=None)
