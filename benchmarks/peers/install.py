@@ -16,7 +16,7 @@ REQUIREMENTS = {
     "blackjax": ("blackjax==1.7.1", "jax==0.10.2"),
     # SGMCMCJax does not work with a later JAX.
     "sgmcmcjax": ("sgmcmcjax==0.2.13", "jax==0.4.35", "jaxlib==0.4.35"),
-    "posteriors": ("posteriors==0.1.3", "torch==2.15.0"),
+    "posteriors": ("posteriors==0.1.3", "torch>=2.14"),
     "numpyro": ("numpyro==0.22.0", "jax==0.10.2"),
 }
 FOLDER = Path(__file__).resolve().parents[2] / ".venvs"
