@@ -146,6 +146,13 @@ def test_states_that_rounding_merges_are_told() -> None:
         assert found.tolist() == [bool(x) for x in expected]
     assert has_own_parameters(None, tf.zeros([1]), proposal, u).all()
 
+    class Checked(tfb.Exp):
+        def _inverse(self, y: tf.Tensor) -> tf.Tensor:
+            tf.debugging.assert_positive(y)
+            return tf.math.log(y)
+
+    assert has_own_parameters(Checked(), tf.zeros([1]), proposal, u).all()
+
 
 def test_the_neck_of_a_hierarchy_has_no_mass_by_rounding() -> None:
     """The eight schools in float32, sampled by z: where tau is 1e-8, mu + tau z is mu for any z.

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,30 @@ def test_programs_multiply_in_full_precision_and_leave_the_setting() -> None:
             assert config.tensor_float_32_execution_enabled() == setting
             seen.clear()
     finally:
+        config.enable_tensor_float_32_execution(before)
+
+
+def test_the_precision_is_full_until_the_last_thread_leaves() -> None:
+    config, inside = tf.config.experimental, threading.Event()
+    before, leave = config.tensor_float_32_execution_enabled(), threading.Event()
+
+    def hold() -> None:
+        with xla.full_precision():
+            inside.set()
+            leave.wait(30)
+
+    try:
+        config.enable_tensor_float_32_execution(True)
+        thread = threading.Thread(target=hold)
+        with xla.full_precision():
+            thread.start()
+            assert inside.wait(30)
+        assert not config.tensor_float_32_execution_enabled()
+        leave.set()
+        thread.join()
+        assert config.tensor_float_32_execution_enabled()
+    finally:
+        leave.set()
         config.enable_tensor_float_32_execution(before)
 
 

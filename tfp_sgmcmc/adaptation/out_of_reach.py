@@ -245,9 +245,12 @@ def has_own_parameters(
         return np.ones([len(states)], bool)
     to_parameters = parameters_bijector(bijector, center)
     dtype = tf.nest.flatten(center)[0].dtype
-    parameters = to_parameters.forward(unflatten_events(tf.constant(states, dtype), center, 0))
-    # Copies, because bijectors remember what they have mapped.
-    back = to_parameters.inverse(tf.nest.map_structure(tf.identity, parameters))
+    try:
+        parameters = to_parameters.forward(unflatten_events(tf.constant(states, dtype), center, 0))
+        # Copies, because bijectors remember what they have mapped.
+        back = to_parameters.inverse(tf.nest.map_structure(tf.identity, parameters))
+    except tf.errors.InvalidArgumentError:  # from a bijector that checks its arguments
+        return np.ones([len(states)], bool)
     z = proposal.whitened(states)
     with np.errstate(invalid="ignore"):
         moved = proposal.whitened(flatten_events(back, 1).numpy().astype(np.float64)) - z

@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import math
 import os
+import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -173,15 +174,37 @@ def full_precision() -> Generator[None]:
 
     There TensorFlow rounds both factors to 11 bits (TensorFloat-32) unless it is told otherwise.
     A log posterior of many rows would then be constant over a good part of a standard deviation:
-    parameters near 1 could move by 1/1024 only.
+    parameters near 1 could move by 1/1024 only. The setting is one for all threads, so the last
+    that leaves restores it.
     """
-    config = tf.config.experimental
-    before = config.tensor_float_32_execution_enabled()
-    config.enable_tensor_float_32_execution(False)
+    _precision.enter()
     try:
         yield
     finally:
-        config.enable_tensor_float_32_execution(before)
+        _precision.leave()
+
+
+class _Precision:
+    """TensorFlow's setting of TensorFloat-32, off while a thread needs that."""
+
+    def __init__(self) -> None:
+        self._lock, self._num_inside, self._before = threading.Lock(), 0, True
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._num_inside == 0:
+                self._before = tf.config.experimental.tensor_float_32_execution_enabled()
+                tf.config.experimental.enable_tensor_float_32_execution(False)
+            self._num_inside += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._num_inside -= 1
+            if self._num_inside == 0:
+                tf.config.experimental.enable_tensor_float_32_execution(self._before)
+
+
+_precision = _Precision()
 
 
 def steps_of_block(stride: Any = None) -> int:
