@@ -119,6 +119,21 @@ def test_the_flag_names_the_entry_that_the_widths_depend_on() -> None:
         assert "location + width * z" in found[0].remedy
 
 
+def test_draws_that_overflow_have_no_funnel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LAPACK raises there, and other checks tell such draws."""
+    target = sgmcmc.MinibatchLogProb(
+        lambda x: -tf.reduce_sum(x**2, axis=-1), lambda x, batch: 0 * x[..., :1] * batch, np.ones(1)
+    )
+    stuck = np.ones([200, 4, 2])
+    stuck[:, :2] = np.random.default_rng(0).standard_normal([200, 2, 2])
+
+    def of_no_eigenvalues(*_: object) -> None:
+        np.linalg.eigh(np.full([2, 2], np.nan))
+
+    monkeypatch.setattr(draw_checks, "funnel_check", of_no_eigenvalues)
+    assert draw_checks._flags_of_funnel(stuck, target, tf.constant([0, 1]), None) == []
+
+
 def test_a_posterior_without_a_funnel_is_not_moved() -> None:
     rng = np.random.default_rng(0)
     normal = rng.standard_normal([500, 4, 5]) @ rng.standard_normal([5, 5])

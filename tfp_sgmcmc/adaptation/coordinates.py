@@ -30,6 +30,7 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
 )
 from tfp_sgmcmc.targets.laplace.whitening import whiten_by
 
+_RIDGE = 100.0  # nats; where more is expected, it is no ridge
 _SHARES = (1.0, 0.5, 0.0)  # of the user's start, where the search for a mode begins
 _NEWTON_STEPS, _NEAR = 4, 0.03  # steps to the mode end within so many deviations of it
 # Eigenvalues of a Hessian with unit diagonal that rounding does not explain.
@@ -122,7 +123,7 @@ def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:
     """Returns the end of the search from `state`, and the passes over the data that it took.
 
     A start where the likelihood explodes can lead to where all gradients vanish. So a search that
-    finds no mode is repeated from starts nearer to the origin, unless it was still climbing when
+    finds no mode is repeated from starts nearer to the origin, unless it was climbing a ridge when
     its steps were used up. The higher end counts. A centred hierarchy without a mode has one in
     other coordinates, so Newton's few steps suffice here.
     """
@@ -154,7 +155,7 @@ def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:
                 f"depends on {hierarchy.scale}"
             )
         used_up = found[1].num_newton_steps >= MAX_ITERATIONS["auto"]
-        if used_up and found[1].expected_gain > NEAR_ENOUGH:
+        if used_up and NEAR_ENOUGH < found[1].expected_gain < _RIDGE:
             break
     if best is not None and (part := best[1].unbounded) is not None:
         raise prior_scale.NotNearGaussian(

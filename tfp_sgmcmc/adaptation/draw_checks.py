@@ -258,7 +258,10 @@ def _flags_of_funnel(
     rng = np.random.default_rng(seed.numpy().astype(np.uint32))
     with np.errstate(all="ignore"):
         wide = draws.astype(np.float64)
-        found = funnel_check(log_prob_fn, wide, problem.num_examples, rng)
+        try:
+            found = funnel_check(log_prob_fn, wide, problem.num_examples, rng)
+        except np.linalg.LinAlgError:  # draws that overflow or stick, which other checks tell
+            return []
     if found is None or not found.is_wrong(_FUNNEL, 3.0):
         return []
     name = entry_names(like)[found.entry]
