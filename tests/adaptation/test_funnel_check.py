@@ -128,7 +128,7 @@ def test_draws_that_overflow_have_no_funnel(monkeypatch: pytest.MonkeyPatch) -> 
     stuck[:, :2] = np.random.default_rng(0).standard_normal([200, 2, 2])
 
     def of_no_eigenvalues(*_: object) -> None:
-        np.linalg.eigh(np.full([2, 2], np.nan))
+        raise np.linalg.LinAlgError("Eigenvalues did not converge")
 
     monkeypatch.setattr(draw_checks, "funnel_check", of_no_eigenvalues)
     assert draw_checks._flags_of_funnel(stuck, target, tf.constant([0, 1]), None) == []
