@@ -12,6 +12,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc.covariance import CovarianceEstimator
 from tfp_sgmcmc.covariance.base import Average
+from tfp_sgmcmc.internal.replicas import Replicas
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel, is_schedule
 from tfp_sgmcmc.preconditioners import Preconditioner
 from tfp_sgmcmc.schedules import Schedule
@@ -84,6 +85,8 @@ def _describe_schedules(value: Any, key: str) -> dict[str, Any]:
 def _describe_target(target: Target, key: str) -> dict[str, Any]:
     described = {key: type(target).__name__}
     for name, value in _public(target).items():
+        if isinstance(value, Replicas):  # a run goes on with any number of them
+            value = None
         if not isinstance(value, Target):
             described[f"{key}.{name}"] = _describe(value)
     base = getattr(target, "target", None)
