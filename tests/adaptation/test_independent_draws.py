@@ -14,7 +14,7 @@ from scipy import stats
 import tfp_sgmcmc as sgmcmc
 from tests.harness.fast_settings import fast_settings
 from tfp_sgmcmc.adaptation.coordinates import Coordinates
-from tfp_sgmcmc.adaptation.independent_draws import independent_draws, steps_of_block
+from tfp_sgmcmc.adaptation.independent_draws import independent_draws, proposals_at_once
 from tfp_sgmcmc.adaptation.pilot import PilotRuns, seconds_of_second
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.sampling.result import Flag
@@ -179,5 +179,5 @@ def test_blocks_of_a_large_target_leave_few_proposals_over(
     num_examples: int, num_steps: int, expected: int
 ) -> None:
     target: Any = types.SimpleNamespace(num_examples=num_examples)
-    size = steps_of_block(target, 4, num_steps)
+    size = proposals_at_once(target, 4, num_steps)
     assert size == expected and -(-num_steps // size) == -(-num_steps // 250)

@@ -225,7 +225,7 @@ def independent_draws(
         sampler="IndependentMetropolis",
         arguments={
             "tail_share": proposal.tail_share,
-            "block_size": steps_of_block(problem, num_chains, burn_in + num_results * stride),
+            "block_size": proposals_at_once(problem, num_chains, burn_in + num_results * stride),
         },
         batch_size=None,
         coordinates="covariance",
@@ -248,7 +248,7 @@ def independent_draws(
     return with_proposal(problem, choices, lines, sample), found
 
 
-def steps_of_block(problem: MinibatchLogProb, num_chains: int, num_steps: int) -> int:
+def proposals_at_once(problem: MinibatchLogProb, num_chains: int, num_steps: int) -> int:
     """Returns how many proposals of each chain are evaluated at once, of so many in all.
 
     Blocks of a large target are equal, so that few proposals of the last one are left over.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -137,6 +138,7 @@ def far_mass(
     sample: WeightedSample,
     rng: np.random.Generator,
     num_wide: int = NUM_WIDE,
+    is_own: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> FarMass:
     r"""Returns how much of a posterior is where a proposal q hardly comes, by far wider draws.
 
@@ -155,6 +157,7 @@ def far_mass(
       sample: weighted draws of q, whose weights are reliable.
       rng: a generator of random numbers.
       num_wide: number of draws that are wide along all entries, and of those along one.
+      is_own: x, `[S, D]` -> which of them have a density of their own, `[S]`. None: all.
     """
     mean, factor, dim = sample.proposal.mean, sample.proposal.factor, len(sample.proposal.mean)
     scales = np.repeat(_SCALES, num_wide // len(_SCALES))[:, np.newaxis]
@@ -179,6 +182,10 @@ def far_mass(
     log_mixture = np.logaddexp.reduce([c + x for c, x in zip(counts, densities, strict=True)])
     mass = np.exp(np.minimum(log_ratio + log_q - log_mixture, _MOST_LOG)) / len(draws)
     mass = np.where(log_ratio > np.log(_RARE), mass, 0.0)
+    (heavy,) = np.nonzero(mass[len(sample.draws) :])
+    if is_own is not None and len(heavy):
+        heavy += len(sample.draws)
+        mass[heavy] *= is_own(draws[heavy])
     if not (total := mass.sum()) > 0:
         return FarMass(0.0, 0.0, np.inf, 0.0, 0.0)
     distances = np.linalg.norm(z, axis=1)
@@ -216,13 +223,9 @@ def place_beyond(
     these have most of it. States that rounding maps to the parameters of another state have no
     density of their own, so it is taken as zero.
     """
-
-    def log_prob_of_own(x: np.ndarray) -> np.ndarray:
-        is_own = has_own_parameters(problem.bijector, center, sample.proposal, x)
-        return np.where(is_own, log_prob_fn(x), -np.inf)
-
+    is_own = functools.partial(has_own_parameters, problem.bijector, center, sample.proposal)
     for num_wide in (NUM_WIDE, _MORE * NUM_WIDE, _MORE**2 * NUM_WIDE):
-        far = far_mass(log_prob_of_own, sample, rng, num_wide)
+        far = far_mass(log_prob_fn, sample, rng, num_wide, is_own)
         if far.is_small:
             return None
         is_known = num_wide > NUM_WIDE and far.num_effective >= _FEWEST_EFFECTIVE

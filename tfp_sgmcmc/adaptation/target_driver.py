@@ -132,10 +132,11 @@ class TargetSettings:
         if prepared.is_noisy or draws_are_wrong:
             return flags
         places = {place.flag: place for place in self.places}
-        found = [places[f].settled(states) if f in places else f for f in flags]
-        reached = [f for f in found if f.grade == "note" and f not in flags]
-        told = [places[f].cause[1:-1] for f in flags if f in places and f not in found]
-        return tuple(f for f in found if f in reached or not any(t in f.cause for t in told))
+        after = {f: places[f].settled(states) for f in flags if f in places}
+        told = [places[f].cause[1:-1] for f, flag in after.items() if flag != f]
+        return tuple(
+            after.get(f, f) for f in flags if f in after or not any(t in f.cause for t in told)
+        )
 
     def after(
         self, prepared: PreparedKernel, found: DrawCheck, result: SampleResult, seed: tf.Tensor

@@ -226,8 +226,6 @@ def report(
         states = _inverse(target.unconstrain, states)
     last, trace = (getattr(result, n, None) for n in ("final_kernel_results", "trace"))
     sampled = getattr(kernel, "target_log_prob_fn", target)
-    if target is not None and moved is not None and not _has_chains(states, target):
-        states = tf.nest.map_structure(lambda x: np.asarray(x)[:, np.newaxis], states)
     problems = chain_checks.results_faults(last, trace, sampled)
     broken = [n for n, x in variables.items() if not np.isfinite(x).all()]
     if broken:
@@ -247,7 +245,7 @@ def report(
         num_draws = len(next(iter(variables.values())))
         times = [r.time for r in rows if np.isfinite(r.time)]
         bias = _bias(
-            variables if states is None else states,
+            _with_chains(variables if states is None else states, target, moved is not None),
             target,
             temperature,
             seed,
@@ -270,12 +268,6 @@ def _bias(
     """Tests at most 4000 entries. `time` is the autocorrelation time as a share of the run."""
     size = sum(int(np.prod(np.shape(x)[1:])) for x in tf.nest.flatten(states))
     num_gradients = min(num_gradients, max(20, int(_MOST_NUMBERS / max(size, 1))))
-    if not _has_chains(states, target):
-        shapes = tf.nest.map_structure(np.shape, states)
-        raise ValueError(
-            "result must have draws [draws, chains, event...], where the target finds an axis of "
-            f"chains. Received: shapes {shapes}, without. Write x[:, np.newaxis] for one chain."
-        )
     x, g = draws_and_gradients(states, target, num_gradients, seed)
     names, most = dotted_names(states, "state"), max(1, _MOST_TESTED // len(x))
     labels, indices, sizes = list[str](), list[tuple[int, ...]](), dict[str, int]()
@@ -295,9 +287,18 @@ def _bias(
     return find_bias(of_x, of_g, entries, temperature, max(1.0, time * len(of_x)))
 
 
-def _has_chains(states: Any, target: Any) -> bool:
+def _with_chains(states: Any, target: Any, is_of_run: bool) -> Any:
+    """Returns states with an axis of chains, which those of a run of one chain may lack."""
     first = tf.nest.map_structure(lambda x: tf.convert_to_tensor(np.asarray(x[0])), states)
-    return len(target.chain_shape(first)) > 0
+    if len(target.chain_shape(first)):
+        return states
+    if is_of_run:
+        return tf.nest.map_structure(lambda x: np.asarray(x)[:, np.newaxis], states)
+    shapes = tf.nest.map_structure(np.shape, states)
+    raise ValueError(
+        "result must have draws [draws, chains, event...], where the target finds an axis of "
+        f"chains. Received: shapes {shapes}, without. Write x[:, np.newaxis] for one chain."
+    )
 
 
 def _inverse(fn: Any, states: Any) -> Any:
