@@ -9,7 +9,7 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.targets.scores import chains_per_group
 
-N, D, n = 4000, 60, 200
+N, D, n = 4000, 60, 1000
 GENERATOR = np.random.default_rng(0)
 DATA = {"x": GENERATOR.standard_normal([N, D]), "y": GENERATOR.integers(0, 2, N).astype(np.float64)}
 
@@ -30,9 +30,11 @@ def seen(chains: list[Any]) -> sgmcmc.MinibatchLogProb:
     )
 
 
-@pytest.mark.parametrize("num_chains", [20, pytest.param(21, marks=pytest.mark.thorough)])
-def test_groups_are_all_chains_at_once(num_chains: int) -> None:
-    """XLA takes an even number of chains in pairs; estimates are the same up to rounding."""
+@pytest.mark.parametrize(
+    "num_chains, together", [(20, 5), pytest.param(23, 23, marks=pytest.mark.thorough)]
+)
+def test_groups_are_all_chains_at_once(num_chains: int, together: int) -> None:
+    """XLA takes equal groups whose minibatches fit a cache; estimates are the same to rounding."""
     shapes = ([num_chains, D], [num_chains])
     state = [tf.constant(GENERATOR.standard_normal(shape)) for shape in shapes]
     chains: list[int] = []
@@ -45,11 +47,25 @@ def test_groups_are_all_chains_at_once(num_chains: int) -> None:
     assert set(chains) == {num_chains}
     chains.clear()
     got = tf.function(estimate, jit_compile=True, autograph=False)(state)
-    assert set(chains) == {2 if num_chains % 2 == 0 else num_chains}
+    assert set(chains) == {together}
     for x, y in zip(tf.nest.flatten(got), tf.nest.flatten(expected), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("chain_shape", [[], [2], [4, 16]])
-def test_few_chains_and_grids_of_chains_go_at_once(chain_shape: list[int]) -> None:
-    assert chains_per_group(chain_shape, 1 if chain_shape == [2] else 2**20) is None
+@pytest.mark.parametrize(
+    "chain_shape, batch_bytes, expected",
+    [
+        ([], 2**30, None),
+        ([4, 16], 2**30, None),
+        ([16], 2**18, None),  # all fit
+        ([64], 2**18, 16),
+        ([9], 2**20, 3),
+        ([7], 2**20, None),  # nothing divides 7
+        ([8], 2**23, 2),  # nothing fits
+        ([2], 2**23, None),
+    ],
+)
+def test_groups_fit_the_cache(
+    chain_shape: list[int], batch_bytes: int, expected: int | None
+) -> None:
+    assert chains_per_group(chain_shape, batch_bytes) == expected
