@@ -14,6 +14,7 @@ from tests.harness.fast_settings import fast_settings
 from tfp_sgmcmc.adaptation import fallback, hamiltonian
 from tfp_sgmcmc.adaptation.centered_hierarchy import find_centered_hierarchy, hierarchy_around
 from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode
+from tfp_sgmcmc.adaptation.hamiltonian import run_nuts_pilot
 from tfp_sgmcmc.adaptation.noncentering import noncentered
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.target_arguments import as_problem
@@ -276,7 +277,8 @@ def test_nuts_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     start, seeds = tf.zeros([2], tf.float64), (tf.constant([0, 1]), tf.constant([0, 2]))
     starts = typical_starts(target, start, 4, seeds[0].numpy(), jit_compile=False)
     reason = NotNearGaussian("of a test")
-    prepared = fallback._nuts(target, start, starts, seeds[0], False, reason, 0.0)
+    pilot = run_nuts_pilot(target, start, starts, tf.float64, seeds[0], False, reason)
+    prepared = fallback._nuts(target, pilot, 4, False, reason, 0.0)
     options = {"num_chains": None, "trace_fn": prepared.trace_fn, "jit_compile": False}
     options |= {"progress_bar": False, "run": None, "checkpoint_seconds": 60.0}
     options |= {"preflight_check": False, "view": prepared.bijector.forward}

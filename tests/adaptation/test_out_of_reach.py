@@ -11,7 +11,7 @@ import tensorflow_probability as tfp
 from scipy import stats
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.adaptation import kernel_selector, out_of_reach, target_driver
+from tfp_sgmcmc.adaptation import fallback, kernel_selector, out_of_reach, target_driver
 from tfp_sgmcmc.adaptation.out_of_reach import (
     FarMass,
     Place,
@@ -311,6 +311,51 @@ def test_a_second_mode_counts_by_its_mass(share: float, width: float, is_kept: b
     assert (kept is not None) == is_kept
     if kept is not None:
         np.testing.assert_allclose([kept.distance, kept.log_prob], [20.0, offset], rtol=1e-3)
+
+
+@pytest.mark.parametrize(("share", "center", "num_places"), [(1 - 1e-6, 40.0, 0), (0.9, 0.0, 1)])
+def test_a_mode_with_nearly_all_of_the_mass_takes_the_place_of_the_first(
+    share: float, center: float, num_places: int
+) -> None:
+    """The search begins at the other one; with a tenth of the mass both are told."""
+    law = tfd.MixtureSameFamily(
+        tfd.Categorical(probs=np.array([1 - share, share])),
+        tfd.Normal(np.array([0.0, 40.0]), np.array(1.0)),
+    )
+    target = sgmcmc.MinibatchLogProb(
+        tf.zeros_like, lambda x, batch: law.log_prob(x)[..., tf.newaxis] + batch, np.zeros(1)
+    )
+    start = tf.constant(0.0, tf.float64)
+    selector = kernel_selector.KernelSelector(target, start, 4, tf.constant([0, 1]), False)
+    found = selector._at_heaviest_mode()
+    np.testing.assert_allclose([found.center, selector.center], center, atol=0.01)
+    assert len(selector.places) == num_places
+
+
+@pytest.mark.parametrize("height", [50.0, 5.0])
+def test_a_mode_far_below_the_pilots_draws_is_left(
+    height: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The chains of NUTS came to 30, far above the mode at 0, or a little above it."""
+    target = sgmcmc.MinibatchLogProb(
+        tf.zeros_like, lambda x, batch: height / 30 * x[..., tf.newaxis] + batch, np.zeros(1)
+    )
+    pilot = types.SimpleNamespace(draws=np.array([[40.0], [29.0], [30.0]]))
+    monkeypatch.setattr(fallback, "run_nuts_pilot", lambda *_: pilot)
+    monkeypatch.setattr(fallback, "_nuts", lambda *_: nuts)
+    choices = Choices("NoUTurnSampler", {}, None, "pilot", None, None, None, 0, 0, {})
+    nuts = PreparedKernel(None, None, None, choices, ())
+    starts = []
+
+    def select(_: Any, start: Any) -> PreparedKernel:
+        starts.append(start)
+        return nuts
+
+    zero = tf.constant(0.0, tf.float64)
+    options = target, zero, 1000, 2, tf.constant([0, 1]), False, NotNearGaussian("of a test")
+    prepared = fallback.sample_nonquadratic(*options, select, zero)
+    assert [float(x) for x in starts] == ([30.0] if height == 50 else [])
+    assert any("higher by 50" in line for line in prepared.lines) == (height == 50)
 
 
 def test_a_climb_that_has_not_come_to_the_first_mode_is_no_other_one() -> None:

@@ -535,7 +535,7 @@ def test_minibatches_of_few_numbers_are_not_tried(
     whole: Any = object()
     monkeypatch.setattr(kernel_selector, "whiten_at_mode", lambda *_: found)
     monkeypatch.setattr(kernel_selector, "independent_draws", lambda *_: (None, found))
-    monkeypatch.setattr(kernel_selector.KernelSelector, "_find_modes", lambda *_: None)
+    monkeypatch.setattr(kernel_selector.KernelSelector, "_other_mode", lambda *_: None)
     monkeypatch.setattr(kernel_selector.KernelSelector, "with_all_examples", lambda *_: whole)
 
     class Tried(Exception):

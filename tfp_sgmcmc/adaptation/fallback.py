@@ -14,7 +14,7 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation import centered_hierarchy
 from tfp_sgmcmc.adaptation.coordinates import standardize
-from tfp_sgmcmc.adaptation.hamiltonian import MAX_TREE_DEPTH, run_nuts_pilot
+from tfp_sgmcmc.adaptation.hamiltonian import MAX_TREE_DEPTH, NUTSPilot, run_nuts_pilot
 from tfp_sgmcmc.adaptation.noncentering import noncentered
 from tfp_sgmcmc.adaptation.pilot import (
     Gradients,
@@ -26,7 +26,7 @@ from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel, trace_divergences
 from tfp_sgmcmc.adaptation.typical_set import TypicalStarts, typical_starts
 from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
-from tfp_sgmcmc.internal.nest import State, call_with_state, flatten_events
+from tfp_sgmcmc.internal.nest import State, call_with_state, flatten_events, unflatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.kernels import NOGIN
 from tfp_sgmcmc.sampling.result import Flag
@@ -37,6 +37,7 @@ from tfp_sgmcmc.targets.laplace.quadratic import inverse, root_of_inverse
 _LEAPFROG_STEPS = 30  # a guess of the gradients in a step of NUTS
 _MOST_SECONDS = 3600.0
 _ROWS_PER_CHAIN = 12  # at which priors are compared
+_FAR_HIGHER = 10.0  # nats
 Select = Callable[[MinibatchLogProb, State], PreparedKernel]
 _BATCH_SIZE, _BURN_IN, _STRIDE = 1000, 2000, 20
 
@@ -59,11 +60,13 @@ def sample_nonquadratic(
     jit_compile: bool,
     reason: NotNearGaussian,
     select: Select | None = None,
+    center: State | None = None,
 ) -> PreparedKernel:
     """Returns NUTS on all data in coordinates that a pilot whitens; on large data NOGIN.
 
     The result has a flag, because no prediction was made for such a posterior. The effects of a
     centred hierarchy become standard normals first, and `select` then chooses a kernel, if it can.
+    It does so too where a pilot's chains come far higher than the mode that was found at `center`.
 
     Raises:
       ValueError: the log posterior is not finite where the pilot goes, or its integral is not.
@@ -72,7 +75,7 @@ def sample_nonquadratic(
     run = _Run(num_results, num_chains, seeds, jit_compile)
     hierarchy = centered_hierarchy.hierarchy_around(problem, state)
     if hierarchy is None:
-        prepared = _sampler(problem, state, run, reason, select)
+        prepared = _sampler(problem, state, run, reason, select, center)
     else:
         prepared = _noncentered(problem, state, hierarchy, run, reason, select)
     flags, most = [*prepared.flags], prepared.most_results or num_results
@@ -95,6 +98,7 @@ def _sampler(
     run: _Run,
     reason: NotNearGaussian,
     select: Select | None,
+    center: State | None = None,
     may_be_centered: bool = True,
 ) -> PreparedKernel:
     """Returns NUTS if it takes less than an hour, else NOGIN."""
@@ -112,7 +116,33 @@ def _sampler(
         hierarchy = _hierarchy_around_starts(starts, problem, state, seed)
         if hierarchy is not None and hierarchy.entries:
             return _noncentered(problem, state, hierarchy, run, reason, select)
-    return _nuts(problem, state, starts, run.seeds[1], jit_compile, reason, seconds)
+    dtype = tf.nest.flatten(state)[0].dtype
+    pilot = run_nuts_pilot(problem, state, starts, dtype, run.seeds[1], jit_compile, reason)
+    if select is not None and center is not None:
+        start, gain = _highest(problem, pilot.draws[-num_chains:], center, jit_compile)
+        if gain > _FAR_HIGHER:
+            try:
+                prepared = select(problem, start)
+            except NotNearGaussian as error:
+                reason = error
+            else:
+                line = (
+                    "That mode was then left for another one, because the log posterior is "
+                    f"higher by {gain:.0f} where chains of NUTS went."
+                )
+                return dataclasses.replace(prepared, lines=(line, *prepared.lines))
+    return _nuts(problem, pilot, len(starts.states), jit_compile, reason, seconds)
+
+
+def _highest(
+    problem: MinibatchLogProb, draws: np.ndarray, center: State, jit_compile: bool
+) -> tuple[State, float]:
+    """Returns the draw with the highest log posterior, and by how much the center's is lower."""
+    flat = flatten_events(center, 0).numpy()
+    states = np.concatenate([flat[np.newaxis], draws]).astype(flat.dtype)
+    values, _ = value_and_gradient_of_vectors(problem, center, jit_compile, in_blocks=False)(states)
+    best = 1 + int(np.argmax(values[1:]))
+    return unflatten_events(states[best], center, 0), float(values[best] - values[0])
 
 
 def _noncentered(
@@ -154,16 +184,14 @@ def _hierarchy_around_starts(
 
 def _nuts(
     problem: MinibatchLogProb,
-    state: State,
-    starts: TypicalStarts,
-    seed: tf.Tensor,
+    pilot: NUTSPilot,
+    num_starts: int,
     jit_compile: bool,
     reason: NotNearGaussian,
     seconds: float,
 ) -> PreparedKernel:
     """Returns NUTS on all data, started anew: no use is made of the mode that failed."""
-    dtype = tf.nest.flatten(state)[0].dtype
-    pilot = run_nuts_pilot(problem, state, starts, dtype, seed, jit_compile, reason)
+    dtype = tf.nest.flatten(pilot.center)[0].dtype
     is_dense = pilot.covariance.ndim == 2
     hessian = -inverse(pilot.covariance) if is_dense else -1 / pilot.covariance
     root = root_of_inverse(-hessian) if is_dense else np.sqrt(pilot.covariance)
@@ -187,7 +215,7 @@ def _nuts(
     metric = "covariance" if is_dense else "variances"
     lines = (
         f"NoUTurnSampler uses all {problem.num_examples} examples. Its chains began at "
-        f"{len(starts.states)} places near the typical set, and a pilot adapted the step, "
+        f"{num_starts} places near the typical set, and a pilot adapted the step, "
         f"{pilot.step_size:.2g}, and the metric, the {metric} of its draws.",
     )
     hierarchy = centered_hierarchy.find_centered_hierarchy(problem, pilot.center, pilot.draws)

@@ -60,11 +60,14 @@ class OtherMode(NamedTuple):
       distance: its distance from the center, in deviations of Laplace's approximation there.
       log_prob: its log posterior minus the log posterior at the center.
       z: where it is.
+      log_mass: the logarithm of its mass over that of the mode at the center, by Laplace's
+        approximations; 0 if that is not known.
     """
 
     distance: float
     log_prob: float
     z: np.ndarray
+    log_mass: float = 0.0
 
 
 def value_and_gradient_of_z(

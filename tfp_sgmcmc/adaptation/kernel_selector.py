@@ -25,7 +25,7 @@ from tfp_sgmcmc.adaptation.out_of_reach import Place, other_mode
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, prior_widths
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
-from tfp_sgmcmc.internal.nest import State, flatten_events
+from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.laplace.newton import newton_ascent
@@ -33,6 +33,7 @@ from tfp_sgmcmc.targets.laplace.quadratic import hessian_products, inverse_of_fa
 
 _MOST_STEPS, _SAME = 50, 1.0  # of Newton's method, and deviations between two ends at one mode
 _HARDLY_WIDER = 0.05  # what a second mode adds to a variance that is as good as nothing
+_MOST_MODES, _NEARLY_ALL = 3, 10.0  # that are tried, and the logarithm of a mass over another
 _FEWEST_ENTRIES = 20_000  # N D; a gradient of fewer costs about what a step's operations cost
 
 
@@ -68,6 +69,11 @@ class KernelSelector:
         self.places: list[Place] = []
 
     @property
+    def center(self) -> State | None:
+        """The unconstrained state of the mode, or None if no mode was found."""
+        return None if self._found is None else self._found.center
+
+    @property
     def _flags(self) -> tuple[Flag, ...]:
         return tuple(place.flag for place in self.places)
 
@@ -87,10 +93,9 @@ class KernelSelector:
             raise with_known_remedy(reason, self._found) from reason
 
     def _select(self, num_results: int) -> PreparedKernel:
-        found = self._found = whiten_at_mode(self._problem, self._state)
-        if found.factor is None:  # too many parameters to search from the prior's widths
+        found = self._at_heaviest_mode()
+        if found.factor is None:
             return self.with_all_examples(num_results)
-        self._find_modes(found, found.factor)
         seed = random.fold_in(self._mode_seed, 1).numpy()
         options = self._runs, seed, num_results, self._num_chains, bool(self.places)
         independent, found = independent_draws(self._problem, found, *options)
@@ -123,7 +128,29 @@ class KernelSelector:
         hmc = TimedHMC(self._problem, self._found, self._runs)
         return dataclasses.replace(hmc(num_results), flags=self._flags)
 
-    def _find_modes(self, found: Coordinates, factor: np.ndarray) -> None:
+    def _at_heaviest_mode(self) -> Coordinates:
+        """Returns coordinates at a mode, and notes the place of another one.
+
+        Where the other one holds nearly all of the mass of both, it takes the first one's place.
+        """
+        state = self._state
+        for num_modes in range(1, _MOST_MODES + 1):
+            found = self._found = whiten_at_mode(self._problem, state)
+            if found.factor is None:  # too many parameters to search from the prior's widths
+                break
+            other = self._other_mode(found, found.factor)
+            if other is None:
+                break
+            offset = found.factor @ other.z
+            if num_modes == _MOST_MODES or other.log_mass < _NEARLY_ALL:
+                figures = offset, other.distance, other.log_prob
+                self.places.append(other_mode(self._problem, found.center, *figures))
+                break
+            flat = flatten_events(found.center, 0).numpy()
+            state = unflatten_events((flat + offset).astype(flat.dtype), found.center, 0)
+        return found
+
+    def _other_mode(self, found: Coordinates, factor: np.ndarray) -> OtherMode | None:
         like, runs = found.center, self._runs
         inverse = inverse_of_factor(factor)
         first = flatten_events(self._state, 0).numpy() - flatten_events(like, 0).numpy()
@@ -133,13 +160,7 @@ class KernelSelector:
         options = like, factor, runs.jit_compile
         at = self._timed(value_and_gradient_of_z(self._problem, *options))
         other = find_other_mode(at, starts)
-        if other is not None:
-            other = self._with_mass(found, factor, at, other)
-        if other is not None:
-            offset = factor @ other.z
-            self.places.append(
-                other_mode(self._problem, like, offset, other.distance, other.log_prob)
-            )
+        return None if other is None else self._with_mass(found, factor, at, other)
 
     def _timed(
         self, at: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -186,7 +207,7 @@ class KernelSelector:
         distance = float(np.linalg.norm(ascent.theta))
         rise = ascent.log_prob - log_prob(0 * other.z)
         log_det = np.linalg.slogdet(derivatives(ascent.theta)[0])[1]  # it is 0 at the first mode
-        ratio = np.exp(min(rise - log_det / 2, 0.0))
-        if distance < _SAME or ratio * distance**2 < _HARDLY_WIDER:
+        log_mass = float(rise - log_det / 2)
+        if distance < _SAME or np.exp(min(log_mass, 0.0)) * distance**2 < _HARDLY_WIDER:
             return None
-        return OtherMode(distance, rise, ascent.theta)
+        return OtherMode(distance, rise, ascent.theta, log_mass)

@@ -17,6 +17,7 @@ _OFFSETS = (0.0, 0.1, 0.7, 3.0, 15.0, 100.0)  # of an effect from those states
 _MOST_OFFSET = {tf.float32: 15.0, tf.float64: 100.0}
 _MOST_NUMBERS = 4e6  # slopes that are evaluated at once
 _FEWEST_ROWS, _MOST_ROWS, _LEAST_POINTS = 4, 8, 6
+_CLEAR = 1000  # units of the last place; a smaller part of a slope is too rough to use
 _STEP, _STEP_ROWS = 0.3, 4  # of an entry that may change slopes, and the states where it is made
 # Relative residuals that rounding explains, and parts of slopes that are above it.
 ROUNDING = {tf.float32: (2e-3, 2e-2), tf.float64: (1e-7, 1e-5)}
@@ -128,8 +129,15 @@ def _dependence(problem: MinibatchLogProb, state: State) -> np.ndarray:
 
 
 def rows_around(flat: np.ndarray, count: int) -> np.ndarray:
-    """Returns states around one, `[count, D]`, of which a smaller count gives the first ones."""
-    return flat + np.random.default_rng(0).uniform(-_RADIUS, _RADIUS, [count, len(flat)])
+    """Returns states around one, `[count, D]`, of which a smaller count gives the first ones.
+
+    In every other state all entries are moved alike, so that the widths of many effects are about
+    the same, and the prior's slopes along what they depend on do not belong to the narrowest alone.
+    """
+    rng = np.random.default_rng(0)
+    offsets = rng.uniform(-_RADIUS, _RADIUS, [count, len(flat)])
+    offsets[1::2] = offsets[1::2] / 4 + 0.75 * _RADIUS * rng.choice([-1, 1], [count // 2, 1])
+    return flat + offsets
 
 
 def _candidates(
@@ -204,6 +212,10 @@ class _Motions:
         is_above = (shares > rounding[1]) & ~own[:, np.newaxis] & usable[:, :, np.newaxis]
         self.velocity, self.widening = -found[:, :, 1], -found[:, :, 2]
         self.moved, self.widened = is_above.any(axis=(0, 2)), is_above[:, :, 1].any(axis=0)
+        resolution = np.finfo(tf.nest.flatten(like)[0].dtype.as_numpy_dtype).eps
+        is_clear = (shares.max(axis=2) > _CLEAR * resolution) | ~self.moved
+        is_clear = self.usable & is_clear.all(axis=-1)
+        self.usable = np.where(is_clear.sum(axis=0) >= _FEWEST_ROWS, is_clear, self.usable)
         enough = self.usable.sum(axis=0) >= _FEWEST_ROWS
         self._is_effect = is_explained.all(axis=(0, 2)) & self.widened.any(axis=-1) & enough
 

@@ -113,9 +113,21 @@ class TargetSettings:
         self, reason: NotNearGaussian, seed: tf.Tensor, again: bool = False
     ) -> PreparedKernel:
         """Returns a kernel for a posterior that no mode describes, with flags of all places."""
-        select = None if again else lambda other, at: self._select(other, at, seed)
         options = *self._sizes, seed, self.jit_compile
-        prepared = sample_nonquadratic(self.problem, self.state, *options, reason, select)
+
+        def select(other: MinibatchLogProb, at: State) -> PreparedKernel:
+            if other is self.problem:  # then places are near a mode that is far lower
+                self.places.clear()
+            return self._select(other, at, seed)
+
+        prepared = sample_nonquadratic(
+            self.problem,
+            self.state,
+            *options,
+            reason,
+            None if again else select,
+            self._selector.center,
+        )
         flags = (place.flag for place in self.places)
         flags = (flag for flag in flags if flag not in prepared.flags)
         return dataclasses.replace(prepared, flags=(*flags, *prepared.flags))
