@@ -145,7 +145,10 @@ def test_a_flat_prior_of_a_softmax_is_refused():
     """The same number added to all logits changes no probability."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model = network(keras.layers.Dense(K), loss)
-    with pytest.warns(UserWarning, match="not negative definite"), pytest.raises(ValueError, match="[Hh]essian|curved|definite"):
+    with (
+        pytest.warns(UserWarning, match="not negative definite"),
+        pytest.raises(ValueError, match="[Hh]essian|curved|definite"),
+    ):
         sgmcmc.keras.last_layer_laplace(model, X, RNG.integers(0, K, size=[N]), None)
 
 
