@@ -75,6 +75,14 @@ def whiten_at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
       ImproperError: the density does not fall along a line through the mode.
     """
     center, passes = _find_center(problem, state)
+    try:
+        return _whiten_at(problem, state, center, passes)
+    except prior_scale.NotNearGaussian as reason:
+        reason.center = center
+        raise
+
+
+def _whiten_at(problem: MinibatchLogProb, state: State, center: State, passes: int) -> Coordinates:
     dim = num_entries(center)
     if dim > MOST_DIMENSIONS:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -60,13 +61,12 @@ def sample_nonquadratic(
     jit_compile: bool,
     reason: NotNearGaussian,
     select: Select | None = None,
-    center: State | None = None,
 ) -> PreparedKernel:
     """Returns NUTS on all data in coordinates that a pilot whitens; on large data NOGIN.
 
     The result has a flag, because no prediction was made for such a posterior. The effects of a
     centred hierarchy become standard normals first, and `select` then chooses a kernel, if it can.
-    It does so too where a pilot's chains come far higher than the mode that was found at `center`.
+    It does so too where chains begin or come far above the end of the search for a mode.
 
     Raises:
       ValueError: the log posterior is not finite where the pilot goes, or its integral is not.
@@ -75,7 +75,7 @@ def sample_nonquadratic(
     run = _Run(num_results, num_chains, seeds, jit_compile)
     hierarchy = centered_hierarchy.hierarchy_around(problem, state)
     if hierarchy is None:
-        prepared = _sampler(problem, state, run, reason, select, center)
+        prepared = _sampler(problem, state, run, reason, select)
     else:
         prepared = _noncentered(problem, state, hierarchy, run, reason, select)
     flags, most = [*prepared.flags], prepared.most_results or num_results
@@ -98,7 +98,6 @@ def _sampler(
     run: _Run,
     reason: NotNearGaussian,
     select: Select | None,
-    center: State | None = None,
     may_be_centered: bool = True,
 ) -> PreparedKernel:
     """Returns NUTS if it takes less than an hour, else NOGIN."""
@@ -116,33 +115,45 @@ def _sampler(
         hierarchy = _hierarchy_around_starts(starts, problem, state, seed)
         if hierarchy is not None and hierarchy.entries:
             return _noncentered(problem, state, hierarchy, run, reason, select)
-    dtype = tf.nest.flatten(state)[0].dtype
-    pilot = run_nuts_pilot(problem, state, starts, dtype, run.seeds[1], jit_compile, reason)
-    if select is not None and center is not None:
-        start, gain = _highest(problem, pilot.draws[-num_chains:], center, jit_compile)
-        if gain > _FAR_HIGHER:
-            try:
-                prepared = select(problem, start)
-            except NotNearGaussian as error:
-                reason = error
-            else:
-                line = (
-                    "That mode was then left for another one, because the log posterior is "
-                    f"higher by {gain:.0f} where chains of NUTS went."
-                )
-                return dataclasses.replace(prepared, lines=(line, *prepared.lines))
+
+    def made_pilot() -> NUTSPilot:
+        dtype = tf.nest.flatten(state)[0].dtype
+        return run_nuts_pilot(problem, state, starts, dtype, run.seeds[1], jit_compile, reason)
+
+    pilot, higher = None, None
+    if select is not None and reason.center is not None:
+        above = functools.partial(_far_above, problem, reason.center, jit_compile)
+        if (higher := above(starts.states)) is None:
+            pilot = made_pilot()
+            higher = above(pilot.draws[-num_chains:])
+    if select is not None and higher is not None:
+        start, gain = higher
+        try:
+            prepared = select(problem, start)
+        except NotNearGaussian as error:
+            reason = error
+        else:
+            line = (
+                f"The log posterior is higher by {gain:.0f} where chains began or came, so a mode "
+                "was searched for from there."
+            )
+            return dataclasses.replace(prepared, lines=(line, *prepared.lines))
+    pilot = made_pilot() if pilot is None else pilot
     return _nuts(problem, pilot, len(starts.states), jit_compile, reason, seconds)
 
 
-def _highest(
-    problem: MinibatchLogProb, draws: np.ndarray, center: State, jit_compile: bool
-) -> tuple[State, float]:
-    """Returns the draw with the highest log posterior, and by how much the center's is lower."""
+def _far_above(
+    problem: MinibatchLogProb, center: State, jit_compile: bool, states: np.ndarray
+) -> tuple[State, float] | None:
+    """Returns the highest of flat states, `[K, D]`, and its height above `center`, if large."""
     flat = flatten_events(center, 0).numpy()
-    states = np.concatenate([flat[np.newaxis], draws]).astype(flat.dtype)
-    values, _ = value_and_gradient_of_vectors(problem, center, jit_compile, in_blocks=False)(states)
+    states = np.concatenate([flat[np.newaxis], states]).astype(flat.dtype)
+    with np.errstate(all="ignore"):
+        evaluate = value_and_gradient_of_vectors(problem, center, jit_compile, in_blocks=False)
+        values = np.nan_to_num(evaluate(states)[0], nan=-np.inf)
     best = 1 + int(np.argmax(values[1:]))
-    return unflatten_events(states[best], center, 0), float(values[best] - values[0])
+    gain = float(values[best] - values[0])
+    return (unflatten_events(states[best], center, 0), gain) if gain > _FAR_HIGHER else None
 
 
 def _noncentered(

@@ -69,11 +69,6 @@ class KernelSelector:
         self.places: list[Place] = []
 
     @property
-    def center(self) -> State | None:
-        """The unconstrained state of the mode, or None if no mode was found."""
-        return None if self._found is None else self._found.center
-
-    @property
     def _flags(self) -> tuple[Flag, ...]:
         return tuple(place.flag for place in self.places)
 
@@ -90,6 +85,8 @@ class KernelSelector:
         except NotNearGaussian as reason:
             if reason.place is not None:
                 self.places.append(reason.place)
+            if reason.center is None and self._found is not None:
+                reason.center = self._found.center
             raise with_known_remedy(reason, self._found) from reason
 
     def _select(self, num_results: int) -> PreparedKernel:

@@ -34,6 +34,9 @@ class NotNearGaussian(Exception):
       has_shape: whether the posterior's shape is the reason, as for a funnel or several modes.
       remedy: what to do about it; None if that is not known.
       place: a `Place` that draws may miss, if that is the reason.
+
+    Attributes:
+      center: the unconstrained state where the search for a mode ended, if there was one.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class NotNearGaussian(Exception):
     ):
         super().__init__(reason)
         self.has_shape, self.remedy, self.place = has_shape, remedy, place
+        self.center: State | None = None
 
 
 class ImproperError(ValueError):

@@ -121,12 +121,7 @@ class TargetSettings:
             return self._select(other, at, seed)
 
         prepared = sample_nonquadratic(
-            self.problem,
-            self.state,
-            *options,
-            reason,
-            None if again else select,
-            self._selector.center,
+            self.problem, self.state, *options, reason, None if again else select
         )
         flags = (place.flag for place in self.places)
         flags = (flag for flag in flags if flag not in prepared.flags)
