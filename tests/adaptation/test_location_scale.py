@@ -24,6 +24,10 @@ def t(z: tf.Tensor) -> tf.Tensor:
     return -2.5 * tf.math.log1p(z**2 / 4)
 
 
+def normal(z: tf.Tensor) -> tf.Tensor:
+    return -(z**2) / 2
+
+
 def laplace(z: tf.Tensor) -> tf.Tensor:
     return -tf.abs(z)
 
@@ -168,6 +172,25 @@ def on_an_interval(theta: tf.Tensor, mu: tf.Tensor, tau: tf.Tensor, v: tf.Tensor
     inside = tf.reduce_all(theta < 3, axis=-1) & (mu[..., 0] > -0.5)
     one = tf.ones_like(mu[..., 0])
     return log_density(t, theta, mu, tau) * tf.sqrt(tf.where(inside, one, -one))
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(F64, marks=pytest.mark.thorough), tf.float32])
+def test_effects_with_scales_of_their_own_and_one_in_common(dtype: tf.DType) -> None:
+    """A horseshoe: beside narrow effects, wide ones hardly change the prior's slope along tau."""
+    size = 80
+
+    def log_prior(w: tf.Tensor, tau: tf.Tensor, v: tf.Tensor) -> tf.Tensor:
+        of_scales = -tf.math.log1p(tau**2) - tf.reduce_sum(tf.math.log1p(v**2), axis=-1)
+        return of_scales + log_density(normal, w, tf.zeros_like(w), tau[..., tf.newaxis] * v)
+
+    target = target_of(log_prior, {"tau": tfb.Exp(), "v": tfb.Exp()})
+    state = {"tau": tf.zeros([], dtype), "v": tf.zeros(size, dtype), "w": tf.zeros(size, dtype)}
+    (law,) = laws_around(target, state)
+    assert law.entries == (*range(1 + size, 1 + 2 * size),)
+    expected = np.eye(size, 1 + 2 * size, 1)
+    expected[:, 0] = 1
+    np.testing.assert_array_equal(law.log_width, [expected, 0 * expected])
+    assert not law.location.any()
 
 
 @pytest.mark.parametrize(

@@ -83,13 +83,13 @@ def run(
         )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(loss=loss, jit_compile=False, metrics=["accuracy"], run_eagerly=run_eagerly)
-    output = directory and sgmcmc.Directory(directory, seconds_between_commits=0.0)
+    place = directory and sgmcmc.Directory(directory, seconds_between_commits=0.0)
     callback = sgmcmc.keras.SamplerCallback(
         KERNELS[kernel],
         prior=tfp.distributions.Normal(0.0, 1.0),
         collect=sgmcmc.keras.Collect(0, 0),
         chains=num_chains,
-        output=output,
+        output=place,
         seed=seed,
     )
     batches = {

@@ -131,12 +131,13 @@ def _dependence(problem: MinibatchLogProb, state: State) -> np.ndarray:
 def rows_around(flat: np.ndarray, count: int) -> np.ndarray:
     """Returns states around one, `[count, D]`, of which a smaller count gives the first ones.
 
-    In every other state all entries are moved alike, so that the widths of many effects are about
-    the same, and the prior's slopes along what they depend on do not belong to the narrowest alone.
+    In every other one all entries are moved alike, down first and then up, so that the widths of
+    many effects are about the same. Elsewhere the narrowest effects hide all others in the prior's
+    slopes along what they depend on together.
     """
-    rng = np.random.default_rng(0)
-    offsets = rng.uniform(-_RADIUS, _RADIUS, [count, len(flat)])
-    offsets[1::2] = offsets[1::2] / 4 + 0.75 * _RADIUS * rng.choice([-1, 1], [count // 2, 1])
+    offsets = np.random.default_rng(0).uniform(-_RADIUS, _RADIUS, [count, len(flat)])
+    moves = 0.75 * _RADIUS * (-1.0) ** np.arange(1, 1 + count // 2)
+    offsets[1::2] = offsets[1::2] / 4 + moves[:, np.newaxis]
     return flat + offsets
 
 
@@ -213,14 +214,13 @@ class _Motions:
         self.velocity, self.widening = -found[:, :, 1], -found[:, :, 2]
         self.moved, self.widened = is_above.any(axis=(0, 2)), is_above[:, :, 1].any(axis=0)
         resolution = np.finfo(tf.nest.flatten(like)[0].dtype.as_numpy_dtype).eps
-        is_clear = (shares.max(axis=2) > _CLEAR * resolution) | ~self.moved
-        is_clear = self.usable & is_clear.all(axis=-1)
-        self.usable = np.where(is_clear.sum(axis=0) >= _FEWEST_ROWS, is_clear, self.usable)
+        self._is_clear = shares.max(axis=2) > _CLEAR * resolution
         enough = self.usable.sum(axis=0) >= _FEWEST_ROWS
         self._is_effect = is_explained.all(axis=(0, 2)) & self.widened.any(axis=-1) & enough
 
     def apart(self, names: list[str], stand_for: np.ndarray) -> list[int]:
         """Returns effects, those of the largest parts first, none of which moves another one."""
+        self._share_scales(names)
         effects, found, sizes = np.flatnonzero(self._is_effect), list[int](), dict[str, int]()
         for i in effects:
             sizes[names[i]] = sizes.get(names[i], 0) + int(stand_for[i])
@@ -233,6 +233,21 @@ class _Motions:
             elif not found:  # correlated effects: what is given them is no effect
                 return []
         return found
+
+    def _share_scales(self, names: list[str]) -> None:
+        """Lets entries that widen most effects of a part widen all, and leaves out rough states.
+
+        Of many effects, only a few at a state are so narrow that the slope along their common scale
+        is clearly theirs.
+        """
+        for name in set(names):
+            part = np.array([x == name for x in names]) & self._is_effect
+            if part.any():
+                is_common = self.widened[part].mean(axis=0) > 0.5
+                self.widened[part] |= is_common
+                self.moved[part] |= is_common
+        is_clear = self.usable & (self._is_clear | ~self.moved).all(axis=-1)
+        self.usable = np.where(is_clear.sum(axis=0) >= _FEWEST_ROWS, is_clear, self.usable)
 
 
 class _Features:
