@@ -85,9 +85,11 @@ class KernelSelector:
         except NotNearGaussian as reason:
             if reason.place is not None:
                 self.places.append(reason.place)
-            if reason.center is None and self._found is not None:
-                reason.center = self._found.center
-            raise with_known_remedy(reason, self._found) from reason
+            told = with_known_remedy(reason, self._found)
+            told.center = reason.center
+            if told.center is None and self._found is not None:
+                told.center = self._found.center
+            raise told from reason
 
     def _select(self, num_results: int) -> PreparedKernel:
         found = self._at_heaviest_mode()
