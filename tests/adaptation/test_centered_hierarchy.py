@@ -66,6 +66,10 @@ def test_a_centered_hierarchy_is_recognised_by_its_prior() -> None:
     assert "effect = mean[..., None] + tau[..., None] * effect_raw" in found.remedy
     assert "tfd.Normal(0., 1.).log_prob(effect_raw)" in found.remedy
     assert len(found.remedy.splitlines()) == 4
+    # A flat state, as in other coordinates, does not know the names.
+    flat = schools(True), START, rows(True), [*["school"] * 8, "location", "width"]
+    named = find_centered_hierarchy(*flat)
+    assert named is not None and named[:3] == ("school", "width", "location")
 
 
 def test_a_hierarchy_is_found_before_any_search() -> None:
@@ -278,7 +282,8 @@ def test_nuts_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     starts = typical_starts(target, start, 4, seeds[0].numpy(), jit_compile=False)
     reason = NotNearGaussian("of a test")
     pilot = run_nuts_pilot(target, start, starts, tf.float64, seeds[0], False, reason)
-    prepared = fallback._nuts(target, pilot, 4, False, reason, 0.0)
+    sizes = fallback._Run(1000, 4, seeds, False, ["x", "x"])
+    prepared = fallback._nuts(target, pilot, sizes, reason, 0.0)
     options = {"num_chains": None, "trace_fn": prepared.trace_fn, "jit_compile": False}
     options |= {"progress_bar": False, "run": None, "checkpoint_seconds": 60.0}
     options |= {"preflight_check": False, "view": prepared.bijector.forward}

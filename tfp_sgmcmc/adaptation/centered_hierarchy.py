@@ -70,7 +70,7 @@ class CenteredHierarchy(NamedTuple):
 
 
 def find_centered_hierarchy(
-    problem: MinibatchLogProb, like: State, draws: np.ndarray
+    problem: MinibatchLogProb, like: State, draws: np.ndarray, names: list[str] | None = None
 ) -> CenteredHierarchy | None:
     """Returns the parts of a centred hierarchy, or None.
 
@@ -82,6 +82,7 @@ def find_centered_hierarchy(
       problem: the target.
       like: a state, for the structure.
       draws: flat draws, `[draws, D]`.
+      names: the name of the part of each entry; None takes those of `like`.
     """
     dim = draws.shape[-1]
     if dim > _MOST_ENTRIES or dim < 2:
@@ -96,7 +97,7 @@ def find_centered_hierarchy(
         return None
     related = np.abs(np.corrcoef(_ranks(logs).T, _ranks(rows).T)[:dim, dim:])
     np.fill_diagonal(related, 0.0)
-    names = entry_names(like)
+    names = entry_names(like) if names is None else names
     scales = np.argmax(related, axis=1)
     entries = [j for j in np.flatnonzero(varies) if related[j].max() > _LEAST_CORRELATION]
     # Other entries of the draws are related to both, too. At one scale the curvature is the same.

@@ -27,7 +27,13 @@ from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel, trace_divergences
 from tfp_sgmcmc.adaptation.typical_set import TypicalStarts, typical_starts
 from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
-from tfp_sgmcmc.internal.nest import State, call_with_state, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import (
+    State,
+    call_with_state,
+    entry_names,
+    flatten_events,
+    unflatten_events,
+)
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.kernels import NOGIN
 from tfp_sgmcmc.sampling.result import Flag
@@ -44,12 +50,21 @@ _BATCH_SIZE, _BURN_IN, _STRIDE = 1000, 2000, 20
 
 
 class _Run(NamedTuple):
-    """The size of a run, the seeds of its starts and of its pilot, and whether XLA compiles it."""
+    """The size of a run, and what all its attempts share.
+
+    Attributes:
+      num_results: number of draws of each chain.
+      num_chains: number of chains.
+      seeds: of the starts and of the pilot.
+      jit_compile: whether XLA compiles the steps.
+      names: the name of the part of each entry, which non-centred coordinates lose.
+    """
 
     num_results: int
     num_chains: int
     seeds: Any
     jit_compile: bool
+    names: list[str]
 
 
 def sample_nonquadratic(
@@ -72,7 +87,7 @@ def sample_nonquadratic(
       ValueError: the log posterior is not finite where the pilot goes, or its integral is not.
     """
     seeds = random.split(random.fold_in(seed, 1), 2)
-    run = _Run(num_results, num_chains, seeds, jit_compile)
+    run = _Run(num_results, num_chains, seeds, jit_compile, entry_names(state))
     hierarchy = centered_hierarchy.hierarchy_around(problem, state)
     if hierarchy is None:
         prepared = _sampler(problem, state, run, reason, select)
@@ -139,7 +154,7 @@ def _sampler(
             )
             return dataclasses.replace(prepared, lines=(line, *prepared.lines))
     pilot = made_pilot() if pilot is None else pilot
-    return _nuts(problem, pilot, len(starts.states), jit_compile, reason, seconds)
+    return _nuts(problem, pilot, run, reason, seconds)
 
 
 def _far_above(
@@ -196,8 +211,7 @@ def _hierarchy_around_starts(
 def _nuts(
     problem: MinibatchLogProb,
     pilot: NUTSPilot,
-    num_starts: int,
-    jit_compile: bool,
+    run: _Run,
     reason: NotNearGaussian,
     seconds: float,
 ) -> PreparedKernel:
@@ -226,15 +240,17 @@ def _nuts(
     metric = "covariance" if is_dense else "variances"
     lines = (
         f"NoUTurnSampler uses all {problem.num_examples} examples. Its chains began at "
-        f"{num_starts} places near the typical set, and a pilot adapted the step, "
+        f"{run.num_chains} places near the typical set, and a pilot adapted the step, "
         f"{pilot.step_size:.2g}, and the metric, the {metric} of its draws.",
     )
-    hierarchy = centered_hierarchy.find_centered_hierarchy(problem, pilot.center, pilot.draws)
+    hierarchy = centered_hierarchy.find_centered_hierarchy(
+        problem, pilot.center, pilot.draws, run.names
+    )
     remedy = reason.remedy if hierarchy is None else hierarchy.remedy
     return PreparedKernel(
         tfp.mcmc.NoUTurnSampler(target, **arguments),
         bijector,
-        WhitenedGradients(problem, pilot.center, root, jit_compile),
+        WhitenedGradients(problem, pilot.center, root, run.jit_compile),
         choices,
         lines,
         (_caveat(reason) if hierarchy is None else _untrusted(hierarchy),),
