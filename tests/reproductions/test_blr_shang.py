@@ -36,7 +36,7 @@ def test_marginals_of_few_effective_draws_decide_nothing() -> None:
 
 @pytest.mark.slow
 def test_order_of_the_samplers() -> None:
-    """Heat by noise grows with the step. At the smallest one it is nothing, and the order chance."""
+    """Noise heats more, the larger the step. At the smallest one the order is chance."""
     found = against_passes.pairs(blr_shang.run(**blr_shang.EXPERIMENT.quick))
     smallest = min(step for step, _ in found)
     for (step, _), curves in found.items():
