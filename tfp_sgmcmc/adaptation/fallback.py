@@ -25,15 +25,9 @@ from tfp_sgmcmc.adaptation.pilot import (
 )
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel, trace_divergences
-from tfp_sgmcmc.adaptation.typical_set import TypicalStarts, typical_starts
+from tfp_sgmcmc.adaptation.typical_set import TypicalStarts, far_above, typical_starts
 from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
-from tfp_sgmcmc.internal.nest import (
-    State,
-    call_with_state,
-    entry_names,
-    flatten_events,
-    unflatten_events,
-)
+from tfp_sgmcmc.internal.nest import State, call_with_state, entry_names, flatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.kernels import NOGIN
 from tfp_sgmcmc.sampling.result import Flag
@@ -44,7 +38,6 @@ from tfp_sgmcmc.targets.laplace.quadratic import inverse, root_of_inverse
 _LEAPFROG_STEPS = 30  # a guess of the gradients in a step of NUTS
 _MOST_SECONDS = 3600.0
 _ROWS_PER_CHAIN = 12  # at which priors are compared
-_FAR_HIGHER = 10.0  # nats
 Select = Callable[[MinibatchLogProb, State], PreparedKernel]
 _BATCH_SIZE, _BURN_IN, _STRIDE = 1000, 2000, 20
 
@@ -137,7 +130,7 @@ def _sampler(
 
     pilot, higher = None, None
     if select is not None and reason.center is not None:
-        above = functools.partial(_far_above, problem, reason.center, jit_compile)
+        above = functools.partial(far_above, problem, reason.center, jit_compile)
         if (higher := above(starts.states)) is None:
             pilot = made_pilot()
             higher = above(pilot.draws[-num_chains:])
@@ -155,20 +148,6 @@ def _sampler(
             return dataclasses.replace(prepared, lines=(line, *prepared.lines))
     pilot = made_pilot() if pilot is None else pilot
     return _nuts(problem, pilot, run, reason, seconds)
-
-
-def _far_above(
-    problem: MinibatchLogProb, center: State, jit_compile: bool, states: np.ndarray
-) -> tuple[State, float] | None:
-    """Returns the highest of flat states, `[K, D]`, and its height above `center`, if large."""
-    flat = flatten_events(center, 0).numpy()
-    states = np.concatenate([flat[np.newaxis], states]).astype(flat.dtype)
-    with np.errstate(all="ignore"):
-        evaluate = value_and_gradient_of_vectors(problem, center, jit_compile, in_blocks=False)
-        values = np.nan_to_num(evaluate(states)[0], nan=-np.inf)
-    best = 1 + int(np.argmax(values[1:]))
-    gain = float(values[best] - values[0])
-    return (unflatten_events(states[best], center, 0), gain) if gain > _FAR_HIGHER else None
 
 
 def _noncentered(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
-from tfp_sgmcmc.internal.nest import State, flatten_events
+from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
 
 _STARTS_PER_CHAIN = 2
@@ -17,6 +17,7 @@ _LOOKS = (0, 1, 2, 4, 8, 16, 32, 64)  # gradients after which a place is judged
 _NUM_DRAWS = 16  # for the evidence of a place
 _STEP = 0.05  # of finite differences, in scales
 _MOST_AXES, _NUM_SIGNS = 1024, 4  # entries that move one by one, or moves of all at once
+_FAR_HIGHER = 10.0  # nats
 _MOST_ENTRIES = 50_000_000  # rows of data times states that are evaluated for curvatures
 
 Function = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -104,6 +105,20 @@ def typical_starts(
     good = is_finite[picked, chosen][:, np.newaxis]
     states = np.where(good, draws[picked, chosen], places[chosen])
     return TypicalStarts(states, variance[best])
+
+
+def far_above(
+    problem: MinibatchLogProb, center: State, jit_compile: bool, states: np.ndarray
+) -> tuple[State, float] | None:
+    """Returns the highest of flat states, `[K, D]`, and its height above `center`, if large."""
+    flat = flatten_events(center, 0).numpy()
+    states = np.concatenate([flat[np.newaxis], states]).astype(flat.dtype)
+    with np.errstate(all="ignore"):
+        evaluate = value_and_gradient_of_vectors(problem, center, jit_compile, in_blocks=False)
+        values = np.nan_to_num(evaluate(states)[0], nan=-np.inf)
+    best = 1 + int(np.argmax(values[1:]))
+    gain = float(values[best] - values[0])
+    return (unflatten_events(states[best], center, 0), gain) if gain > _FAR_HIGHER else None
 
 
 def _variances(at: Function, places: np.ndarray, scale: np.ndarray) -> np.ndarray:
