@@ -145,12 +145,13 @@ def test_a9a_with_a_normal_prior_converges() -> None:
         dtype=tf.float32,
     )
     center, report = sgmcmc.find_center(target, tf.zeros([124]))
-    assert report.converged and report.num_newton_steps <= 5
+    assert report.converged and report.num_newton_steps <= 10
     _, gradient = tfp.math.value_and_gradient(target, tf.identity(center))
     hessian = report.hessian.numpy().astype(np.float64)
     eigenvalues = np.linalg.eigvalsh(-hessian)
     assert eigenvalues[-1] > 2e4 * eigenvalues[0]
-    distance = np.sqrt(gradient @ np.linalg.solve(-hessian, gradient))
+    slope = gradient.numpy()
+    distance = np.sqrt(slope @ np.linalg.solve(-hessian, slope))
     assert distance < 0.1
 
 
