@@ -124,30 +124,26 @@ def _sampler(
         if hierarchy is not None and hierarchy.entries:
             return _noncentered(problem, state, hierarchy, run, reason, select)
 
-    def made_pilot() -> NUTSPilot:
+    @functools.cache
+    def pilot() -> NUTSPilot:
         dtype = tf.nest.flatten(state)[0].dtype
         return run_nuts_pilot(problem, state, starts, dtype, run.seeds[1], jit_compile, reason)
 
-    pilot, higher = None, None
     if select is not None and reason.center is not None:
         above = functools.partial(far_above, problem, reason.center, jit_compile)
-        if (higher := above(starts.states)) is None:
-            pilot = made_pilot()
-            higher = above(pilot.draws[-num_chains:])
-    if select is not None and higher is not None:
-        start, gain = higher
-        try:
-            prepared = select(problem, start)
-        except NotNearGaussian as error:
-            reason = error
-        else:
-            line = (
-                f"The log posterior is higher by {gain:.0f} where chains began or came, so a mode "
-                "was searched for from there."
-            )
-            return dataclasses.replace(prepared, lines=(line, *prepared.lines))
-    pilot = made_pilot() if pilot is None else pilot
-    return _nuts(problem, pilot, run, reason, seconds)
+        if higher := above(starts.states) or above(pilot().draws[-num_chains:]):
+            start, gain = higher
+            try:
+                prepared = select(problem, start)
+            except NotNearGaussian as error:
+                reason = error
+            else:
+                line = (
+                    f"The log posterior is higher by {gain:.0f} where chains began or came, so a "
+                    "mode was searched for from there."
+                )
+                return dataclasses.replace(prepared, lines=(line, *prepared.lines))
+    return _nuts(problem, pilot(), run, reason, seconds)
 
 
 def _noncentered(
