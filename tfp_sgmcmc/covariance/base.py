@@ -18,7 +18,14 @@ from tfp_sgmcmc.covariance.factored_scores import FactoredScores, count_rows
 from tfp_sgmcmc.covariance.matrices import Matrix, NoiseCovariance, Solver, as_solver
 from tfp_sgmcmc.internal import memory, xla
 from tfp_sgmcmc.internal.checks import array, boolean, integer, number, require
-from tfp_sgmcmc.internal.nest import State, append_dims, flatten_events, instances, num_entries
+from tfp_sgmcmc.internal.nest import (
+    State,
+    append_dims,
+    flatten_events,
+    instances,
+    num_entries,
+    of_all_parts,
+)
 
 
 class AverageState(NamedTuple):
@@ -341,11 +348,10 @@ class CovarianceEstimator(abc.ABC):
         """
         parts, rows = tf.nest.flatten(like), tf.nest.flatten(scores)
         groups = self.groups(parts)
-        statistics, accept = [], tf.ones(tf.shape(parts[0])[:chain_ndims], tf.bool)
-        for group in groups:
-            statistics.append(self._statistic_of([rows[i] for i in group], chain_ndims))
-            variances = self._variances(statistics[-1])
-            accept &= tf.reduce_all(tf.math.is_finite(variances), axis=-1)
+        statistics = [self._statistic_of([rows[i] for i in group], chain_ndims) for group in groups]
+        finite = [tf.math.is_finite(self._variances(x)) for x in statistics]
+        finite = [tf.cast(tf.reduce_all(x, axis=-1), parts[0].dtype) for x in finite]
+        accept = of_all_parts(tf.minimum, finite) > 0
         enough = (count_rows(rows[0], chain_ndims) if num_scores is None else num_scores) > 1
         skipped = tf.cast(~accept & enough, tf.int32)
         accept &= enough

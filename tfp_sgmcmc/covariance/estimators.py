@@ -24,8 +24,10 @@ from tfp_sgmcmc.covariance.matrices import (
     NoiseCovariance,
     Solver,
 )
+from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.checks import boolean, require
-from tfp_sgmcmc.internal.nest import State, flatten_events
+from tfp_sgmcmc.internal.nest import MANY_PARTS, State, flatten_events
+from tfp_sgmcmc.internal.packing import Packing
 
 
 class Full(CovarianceEstimator):
@@ -75,20 +77,29 @@ class Block(Full):
 
 
 class Diag(CovarianceEstimator):
-    """The diagonal of V, without a D x D matrix; arguments are those of `CovarianceEstimator`."""
+    """The diagonal of V, without a D x D matrix; arguments are those of `CovarianceEstimator`.
+
+    Each part of the state has a vector of variances. Of many parts, the small ones share one.
+    """
 
     name = "diag"
 
     def groups(self, parts: Sequence[tf.Tensor]) -> list[list[int]]:
-        return [[i] for i in range(len(parts))]
+        return [part.members for part in Packing(parts, fewest=MANY_PARTS).parts]
 
     def _shape(self, size: int, num_scores: int | None) -> list[int]:
         return [size]
 
     def _statistic_of(self, rows: Sequence[Any], chain_ndims: int) -> tf.Tensor:
-        if len(rows) == 1 and isinstance(rows[0], FactoredScores):
-            return rows[0].variances()
-        return super()._statistic_of(rows, chain_ndims)
+        of_one = super()._statistic_of
+        statistics = [
+            x.variances() if isinstance(x, FactoredScores) else of_one([x], chain_ndims)
+            for x in rows
+        ]
+        if len(rows) == 1:
+            return statistics[0]
+        # Not materialized, all variances would be computed again for each part that uses them.
+        return xla.materialized(tf.concat(statistics, axis=-1))
 
     def _statistic(self, centred: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(tf.square(centred), axis=-2) / degrees_of_freedom(centred)
@@ -120,8 +131,10 @@ class Zero(Diag):
         num_scores: Any = None,
     ) -> tuple[NoiseCovariance, CovarianceState]:
         parts = tf.nest.flatten(like)
-        zeros = [DiagonalMatrix(tf.zeros_like(flatten_events([x], chain_ndims))) for x in parts]
-        return NoiseCovariance(zeros, self.groups(parts), 0.0, like, chain_ndims), own
+        groups = self.groups(parts)
+        flat = [flatten_events([parts[i] for i in group], chain_ndims) for group in groups]
+        zeros = [DiagonalMatrix(tf.zeros_like(x)) for x in flat]
+        return NoiseCovariance(zeros, groups, 0.0, like, chain_ndims), own
 
 
 class LowRank(CovarianceEstimator):

@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.checks import integer, number, one_of, optional
-from tfp_sgmcmc.internal.nest import State, as_dtype, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.nest import State, as_dtype, flatten_events, of_all_parts, unflatten_events
 
 Product = Callable[[tf.Tensor], tf.Tensor]  # [chains..., D] -> [chains..., D]
 
@@ -371,22 +371,27 @@ class NoiseCovariance:
         step to step. A diagonal Sigma gives the exact value, and `v` unchanged.
         """
 
-        def norm(v: State) -> tf.Tensor:
-            flat = self._flat(tf.nest.flatten(v))
-            return tf.sqrt(tf.reduce_sum(flat**2, axis=-1, keepdims=True))
+        def norm(flat: list[tf.Tensor]) -> tf.Tensor:
+            squares = tf.square(flat[0] if len(flat) == 1 else tf.concat(flat, axis=-1))
+            return tf.sqrt(tf.reduce_sum(squares, axis=-1, keepdims=True))
 
+        def product(m: Matrix, x: tf.Tensor) -> tf.Tensor:
+            return self._noise_scale * m.multiply(x)
+
+        flat = self._by_group(v)
         if all(isinstance(m, DiagonalMatrix) for m in self._matrices):
-            diagonal = self.multiply(tf.nest.map_structure(tf.ones_like, v))
-            return tf.reduce_max(self._flat(tf.nest.flatten(diagonal)), axis=-1), v
-        size = norm(v)
-        unit = self._map(lambda _, x: tf.math.divide_no_nan(x, size), v)
+            diagonals = map(product, self._matrices, map(tf.ones_like, flat))
+            largest = [tf.reduce_max(x, axis=-1) for x in diagonals]
+            return of_all_parts(tf.maximum, largest), v
+        size = norm(flat)
+        unit = [tf.math.divide_no_nan(x, size) for x in flat]
         for _ in range(num_iterations):
-            product = self.multiply(unit)
-            size = norm(product)
-            unit = self._map(  # the vector is kept while Sigma is still zero
-                lambda _, x, u, size=size: tf.where(size > 0, x / size, u), product, unit
-            )
-        return size[..., 0], unit
+            products = [*map(product, self._matrices, unit)]
+            size = norm(products)
+            unit = [  # the vector is kept while Sigma is still zero
+                tf.where(size > 0, x / size, u) for x, u in zip(products, unit, strict=True)
+            ]
+        return size[..., 0], self._as_state(unit)
 
     def preconditioned(self, inverses: Sequence[tf.Tensor]) -> NoiseCovariance:
         """Returns the same Sigma with `inverses` that precondition conjugate gradients."""
@@ -396,14 +401,21 @@ class NoiseCovariance:
 
     def _map(self, fn: Callable[..., tf.Tensor], *vectors: Any) -> State:
         """Applies `fn(matrix, *flat_vectors)` to each group and packs the results as the state."""
-        leaves = [tf.nest.flatten(v) for v in vectors]
-        result: list[Any] = [None] * len(self._parts)
-        for matrix, group in zip(self._matrices, self._groups, strict=True):
-            flat = fn(matrix, *(self._flat([v[i] for i in group]) for v in leaves))
-            parts = unflatten_events(flat, [self._parts[i] for i in group], self._chain_ndims)
-            for i, part in zip(group, parts, strict=True):
-                result[i] = part
-        return tf.nest.pack_sequence_as(self._like, result)
+        flat = zip(self._matrices, *map(self._by_group, vectors), strict=True)
+        return self._as_state([fn(*given) for given in flat])
+
+    def _by_group(self, vector: Any) -> list[tf.Tensor]:
+        """Returns the entries of each group's parts, `[chains..., D]`."""
+        leaves = tf.nest.flatten(vector)
+        return [self._flat([leaves[i] for i in group]) for group in self._groups]
+
+    def _as_state(self, flat: Sequence[tf.Tensor]) -> State:
+        """Packs the vectors of all groups as the state."""
+        found: dict[int, tf.Tensor] = {}
+        for x, group in zip(flat, self._groups, strict=True):
+            parts = unflatten_events(x, [self._parts[i] for i in group], self._chain_ndims)
+            found |= dict(zip(group, parts, strict=True))
+        return tf.nest.pack_sequence_as(self._like, [found[i] for i in range(len(found))])
 
     def _broadcast(self, shift: State) -> list[tf.Tensor]:
         shifts = tf.nest.flatten(shift)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from tfp_sgmcmc.internal import xla
 
 State = Any  # a tensor, or any nest of tensors, each with leading chain dimensions
 
+MANY_PARTS = 8  # of a state; XLA's programs for fewer are small
 _WORTH_PARTS = 10_000  # entries; XLA sums longer vectors faster in parts
 
 
@@ -194,7 +196,21 @@ def append_dims(x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 
 def sum_events(x: State, chain_ndims: int) -> tf.Tensor:
     """Returns the sum of all entries of all parts for each chain, shape `[chains...]`."""
-    return tf.add_n([sum_entries(p, chain_ndims) for p in tf.nest.flatten(x)])
+    return of_all_parts(tf.add, [sum_entries(p, chain_ndims) for p in tf.nest.flatten(x)])
+
+
+def of_all_parts(
+    combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], numbers: Sequence[tf.Tensor]
+) -> tf.Tensor:
+    """Returns the numbers of all parts, each `[chains...]`, combined in their order.
+
+    The result for many parts is stored. XLA would otherwise combine the numbers again for each part
+    that uses it, so that its programs would grow as the square of the number of parts.
+    """
+    result = functools.reduce(combine, numbers)
+    if len(numbers) < MANY_PARTS:
+        return result
+    return xla.materialized(result[..., tf.newaxis])[..., 0]
 
 
 def sum_entries(x: tf.Tensor, chain_ndims: int = 0) -> tf.Tensor:

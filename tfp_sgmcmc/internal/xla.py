@@ -243,7 +243,7 @@ def materialized(x: tf.Tensor) -> tf.Tensor:
     reader. It stores what enters a loop. The loop here never runs, which XLA cannot know. Elsewhere
     this returns x itself.
     """
-    if not compiles_for_cpu():
+    if not compiles_for_cpu() or not x.dtype.is_floating:
         return x
     first = (0,) * x.shape.rank
     (result,) = tf.while_loop(lambda x: x[first] > math.inf, lambda x: [x + 1], [x])

@@ -11,12 +11,12 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.checks import number, positive
-from tfp_sgmcmc.internal.nest import State, map_parts, num_entries, sum_events
+from tfp_sgmcmc.internal.nest import MANY_PARTS, State, map_parts, num_entries, sum_events
 from tfp_sgmcmc.internal.packing import Packing
 from tfp_sgmcmc.kernels.base import StepSize, StochasticGradientKernel, number_at, value_at
 from tfp_sgmcmc.kernels.momentum import scaled
 
-_PACKED = {"small": 2**16, "fewest": 8}  # small parts of a state, which move as one
+_PACKED = {"small": 2**16, "fewest": MANY_PARTS}  # small parts of a state, which move as one
 _MOST_NOISE = 4.0  # larger squared gradients than this many running means are clipped
 
 

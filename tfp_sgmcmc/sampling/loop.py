@@ -13,6 +13,7 @@ import tree
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import xla
+from tfp_sgmcmc.internal.nest import MANY_PARTS
 from tfp_sgmcmc.internal.packing import Packing
 from tfp_sgmcmc.internal.replicas import Replicas
 from tfp_sgmcmc.internal.xla import full_precision, no_numeric_checks, traced
@@ -23,7 +24,6 @@ from tfp_sgmcmc.targets.base import as_target
 # Limits of the draws that one call keeps. They do not depend on the run, so all compile alike.
 _BUFFER_BYTES = 2**24
 _BUFFER_ROWS = 2**17
-_MANY_PARTS = 8  # of a state, whose small parts are kept side by side
 _NOT_NUMERIC = (tf.string, tf.resource, tf.variant)
 NEVER = 2**62  # the number of a step that no run reaches
 
@@ -121,7 +121,7 @@ class Loop:
             )
             .structured_outputs
         )
-        self._packing = Packing(tree.flatten(self.kept[0]), fewest=_MANY_PARTS)
+        self._packing = Packing(tree.flatten(self.kept[0]), fewest=MANY_PARTS)
         #: Rows that one call can keep.
         self.slots = slots or rows_of(self.kept)
         self._graph = tf.function(self._steps, autograph=False, jit_compile=jit_compile)
@@ -250,7 +250,7 @@ class Loop:
             1 if is_nested else block,
         )
         rows, last = [a.stack() for a in arrays], tree.flatten(self._pack(tensors).state)
-        states = *rows[: len(self._packing.parts)], *Packing(last, fewest=_MANY_PARTS).pack(last)
+        states = *rows[: len(self._packing.parts)], *Packing(last, fewest=MANY_PARTS).pack(last)
         finite = [tf.reduce_all(tf.math.is_finite(x)) for x in states if x.dtype.is_floating]
         return tensors, rows, tf.reduce_all([tf.constant(True), *finite]), lost_at
 
