@@ -16,7 +16,14 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.checks import integer, number, one_of, optional
-from tfp_sgmcmc.internal.nest import State, as_dtype, flatten_events, of_all_parts, unflatten_events
+from tfp_sgmcmc.internal.nest import (
+    MANY_PARTS,
+    State,
+    as_dtype,
+    flatten_events,
+    of_all_parts,
+    unflatten_events,
+)
 
 Product = Callable[[tf.Tensor], tf.Tensor]  # [chains..., D] -> [chains..., D]
 
@@ -424,7 +431,9 @@ class NoiseCovariance:
         return [tf.broadcast_to(tf.convert_to_tensor(a, x.dtype), tf.shape(x)) for a, x in pairs]
 
     def _flat(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-        return flatten_events(parts, self._chain_ndims)
+        flat = flatten_events(parts, self._chain_ndims)
+        # Not materialized, each entry would be looked up among many parts wherever it is used.
+        return flat if len(parts) < MANY_PARTS else xla.materialized(flat)
 
     def _number(self, x: Any) -> tf.Tensor:
         """Returns a number as a scalar tensor, and `[chains...]` as `[chains..., 1]`."""
