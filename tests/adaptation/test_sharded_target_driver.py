@@ -99,8 +99,8 @@ def test_a_stream_is_sampled_by_its_pool() -> None:
 
 
 def test_chains_that_disagree_are_told() -> None:
-    """Three far modes: no chain leaves its own."""
-    places = tf.constant([-50.0, 0.0, 50.0])
+    """Twenty-one far modes, too many for a mixture of all: no chain leaves its own."""
+    places = 50.0 * tf.range(-10.0, 11.0)
 
     def log_prob(x: tf.Tensor) -> tf.Tensor:
         return tf.reduce_logsumexp(-0.5 * (x[..., tf.newaxis] - places) ** 2, axis=-1)

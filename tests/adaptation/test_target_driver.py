@@ -533,9 +533,8 @@ def test_minibatches_of_few_numbers_are_not_tried(
     monkeypatch.setattr(kernel_selector, "_FEWEST_ENTRIES", 20_000)  # a fixture has another
     found = types.SimpleNamespace(factor=np.eye(3))
     whole: Any = object()
-    monkeypatch.setattr(kernel_selector, "whiten_at_mode", lambda *_: found)
     monkeypatch.setattr(kernel_selector, "independent_draws", lambda *_: (None, found))
-    monkeypatch.setattr(kernel_selector.KernelSelector, "_other_mode", lambda *_: None)
+    monkeypatch.setattr(kernel_selector.KernelSelector, "_at_heaviest_mode", lambda *_: found)
     monkeypatch.setattr(kernel_selector.KernelSelector, "with_all_examples", lambda *_: whole)
 
     class Tried(Exception):

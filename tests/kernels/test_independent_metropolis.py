@@ -202,3 +202,75 @@ def test_an_unknown_number_of_chains_gives_the_same_draws() -> None:
     expected = tf.function(run, autograph=False)(start)
     np.testing.assert_array_equal(found, expected)
     assert np.all(np.ptp(expected, axis=0) > 0)
+
+
+WEIGHTS, SHARES = np.array([0.3, 0.7]), np.array([0.1, 0.4])
+MEANS = np.array([[-5.0, 0.0], [8.0, 100.0]])
+FACTORS = np.array([[[1.0, 0.0], [0.5, 1.0]], [[2.0, 0.0], [-1.0, 3.0]]])
+HESSIANS = -np.linalg.inv(FACTORS @ FACTORS.transpose(0, 2, 1))
+
+
+def log_of_mixture(x: tf.Tensor) -> tf.Tensor:
+    """Returns the log density of the mixture, from its definition."""
+    terms = []
+    for weight, share, mean, factor in zip(WEIGHTS, SHARES, MEANS, FACTORS, strict=True):
+        z = tf.linalg.matvec(np.linalg.inv(factor), x - mean)
+        normal = tfd.MultivariateNormalDiag(np.zeros(2), np.ones(2)).log_prob(z)
+        tails = tfd.MultivariateStudentTLinearOperator(
+            np.float64(8), np.zeros(2), tf.linalg.LinearOperatorIdentity(2, dtype=tf.float64)
+        ).log_prob(z)
+        both = tf.stack([np.log(1 - share) + normal, np.log(share) + tails])
+        scale = np.log(weight) - np.log(np.diag(factor)).sum()
+        terms.append(tf.reduce_logsumexp(both, axis=0) + scale)
+    return tf.reduce_logsumexp(terms, axis=0)
+
+
+def mixture() -> sgmcmc.IndependentMetropolis:
+    center = tf.constant(MEANS)
+    options = {"tail_share": SHARES, "weights": 10 * WEIGHTS, "block_size": 100}
+    return sgmcmc.IndependentMetropolis(log_of_mixture, center, HESSIANS, **options)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_proposals_of_a_mixture_have_its_density(jit: bool) -> None:
+    """Where the posterior is the mixture itself, weights are one and all proposals are accepted.
+
+    The share of the first component is that of its weight: 10,000 draws, 1e-6.
+    """
+    kernel = mixture()
+    start = tf.constant(MEANS)
+    trace: Any = lambda _, results: (results.log_weight, results.is_accepted)  # noqa: E731
+    if jit:
+        run = tf.function(tfp.mcmc.sample_chain, jit_compile=True, autograph=False)
+        states, traced = run(5000, start, kernel=kernel, trace_fn=trace, seed=tf.constant([0, 1]))
+    else:
+        result = sgmcmc.sample_chain(
+            kernel, start, 5000, trace_fn=trace, seed=0, progress_bar=False
+        )
+        states, traced = result.states, result.trace
+    np.testing.assert_allclose(traced[0], 0.0, atol=1e-9)
+    assert np.all(traced[1])
+    is_first = np.asarray(states)[..., 0] < 1.5
+    assert stats.binomtest(int(is_first.sum()), is_first.size, 0.3).pvalue > 1e-6
+    assert stats.binomtest(int(is_first.sum()), is_first.size, 0.33).pvalue < 1e-6  # has power
+    second = np.asarray(states)[~is_first] - MEANS[1]
+    square = (np.linalg.solve(FACTORS[1], second.T) ** 2).sum(axis=0)
+    law = 0.6 * stats.chi2(2).cdf(square) + 0.4 * stats.f(2, 8).cdf(square / 2)
+    assert stats.kstest(law, "uniform").pvalue > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": [0.5, -0.5]}, "weights must be positive numbers, one for each component"),
+        ({"weights": [1.0, 1.0, 1.0]}, "center must have a leading axis of 3 components"),
+        ({"weights": [1.0, 1.0], "tail_share": [0.1]}, r"tail_share must be a number, or \[2\]"),
+        ({"weights": [1.0, 1.0], "tail_share": [0.1, 1.0]}, "tail_share must be above 0 and below"),
+        ({"weights": [1.0, 1.0], "hessian": HESSIANS[:1]}, r"hessian must be of shape \[2, 2, 2\]"),
+        ({"weights": [1.0, 1.0], "hessian": -HESSIANS}, "hessian must be negative definite"),
+    ],
+)  # fmt: skip
+def test_wrong_mixtures(options: dict[str, Any], message: str) -> None:
+    options = {"hessian": HESSIANS, **options}
+    with pytest.raises(ValueError, match=message):
+        sgmcmc.IndependentMetropolis(log_of_mixture, tf.constant(MEANS), **options)

@@ -22,30 +22,31 @@ from tfp_sgmcmc.diagnostics.certificate import (
     num_evaluations,
     weighted_sample_of,
 )
+from tfp_sgmcmc.diagnostics.proposal import MixtureProposal, Proposal
 from tfp_sgmcmc.diagnostics.vector_functions import (
     block_size,
     log_prob_of_vectors,
     value_and_gradient_of_vectors,
 )
-from tfp_sgmcmc.diagnostics.weighted_sample import WeightedSample
+from tfp_sgmcmc.diagnostics.weighted_sample import WeightedSample, weigh
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.kernels.independent_metropolis import IndependentMetropolis
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.laplace.laplace import parameters_bijector
 from tfp_sgmcmc.targets.laplace.quadratic import precision_of, root_of_inverse
 
-_FAR = 4.0  # distance, in deviations of Laplace's approximation, from which a mode is another one
+FAR = 4.0  # distance, in deviations of Laplace's approximation, from which a mode is another one
 _DIP = 0.5  # nats below the lower of two modes, on the line between them
 _DEPTH = 10.0  # difference of the log posterior from which a mode has hardly any mass
 _RADII = (5.0, 15.0)  # of the nearer starts, in deviations of an entry
 NUM_STARTS = 16
 _NUM_GRADIENTS, _FLAT = 100, 0.03  # of a climb at most, and the gradient at which it ends
 
-_NUM_DRAWS = 2000  # that are weighed
+NUM_DRAWS = 2000  # that are weighed
 _MOST_ENTRIES = 10_000_000  # N D
 _MOST_SECONDS = 40.0  # HMC takes longer
 _MANY_ENTRIES, _MOST_OF_MANY = 1_000_000, 20.0  # N D, and seconds: so long do minibatches take
-_LEAST_EFFICIENCY = 0.2
+LEAST_EFFICIENCY = 0.2
 _MOST_FOR_NUTS = 50_000  # N D; on more data HMC is worth a try
 _LOST = 0.1  # nats of efficiency by dimension; where more is lost, HMC's pilot wanders
 _BLOCK = 1000  # proposals of all chains that are evaluated at once
@@ -62,12 +63,29 @@ class OtherMode(NamedTuple):
       z: where it is.
       log_mass: the logarithm of its mass over that of the mode at the center, by Laplace's
         approximations; 0 if that is not known.
+      factor: a Cholesky factor of the covariance of z by Laplace's approximation there, `[D, D]`;
+        None if that is not known.
     """
 
     distance: float
     log_prob: float
     z: np.ndarray
     log_mass: float = 0.0
+    factor: np.ndarray | None = None
+
+
+class Climbs(NamedTuple):
+    """Ends of climbs; the first is the mode at the center, z = 0.
+
+    Attributes:
+      z: where they are, `[K + 1, D]`.
+      log_probs: the log posteriors there, `[K + 1]`.
+      is_mode: which of them are modes that are not far lower than the first, `[K + 1]`.
+    """
+
+    z: np.ndarray
+    log_probs: np.ndarray
+    is_mode: np.ndarray
 
 
 def value_and_gradient_of_z(
@@ -113,10 +131,29 @@ def find_other_mode(
 ) -> OtherMode | None:
     """Climbs from `starts`, `[K, D]`; returns the highest other mode, or None.
 
-    The function returns the log posterior of z and its gradient at `[K + 1, D]`. The posterior of z
-    is near N(0, I) at the center. The steps are those of Barzilai and Borwein, halved where the log
-    posterior falls. Where the log posterior does not dip on the line to the center, a climb ended
-    in a flat tail, and not at another mode.
+    The function returns the log posterior of z and its gradient at `[K + 1, D]`. Where the log
+    posterior does not dip on the line to the center, a climb ended in a flat tail, and not at
+    another mode.
+    """
+    z, log_probs, is_mode = climb(value_and_gradient_fn, starts)
+    heights, distances = log_probs - log_probs[0], np.linalg.norm(z, axis=-1)
+    others = np.flatnonzero(is_mode & (distances > FAR))
+    # Between two modes the log posterior is lower. A flat tail has no such dip.
+    share = np.linspace(0, 1, len(z))[:, np.newaxis]
+    for i in sorted(others, key=lambda i: -heights[i]):
+        between, _ = value_and_gradient_fn(share * z[i])
+        if not between.min() > min(log_probs[0], log_probs[i]) - _DIP:
+            return OtherMode(float(distances[i]), float(heights[i]), z[i])
+    return None
+
+
+def climb(
+    value_and_gradient_fn: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], starts: np.ndarray
+) -> Climbs:
+    """Climbs from `starts`, `[K, D]`, and from the center, which is a mode.
+
+    The posterior of z is near N(0, I) at the center. The steps are those of Barzilai and Borwein,
+    halved where the log posterior falls.
     """
     at = value_and_gradient_fn
     z = np.concatenate([0 * starts[:1], starts])
@@ -137,16 +174,9 @@ def find_other_mode(
             keep = good[:, np.newaxis]
             z, gradient = np.where(keep, moved, z), np.where(keep, slope, gradient)
             value = np.where(good, there, value)
-    heights, distances = value - value[0], np.linalg.norm(z - z[0], axis=-1)
-    is_mode = np.isfinite(heights) & (np.abs(gradient).max(axis=-1) < 1.0)
-    others = is_mode & (distances > _FAR) & (heights > -_DEPTH)
-    # Between two modes the log posterior is lower. A flat tail has no such dip.
-    share = np.linspace(0, 1, len(z))[:, np.newaxis]
-    for i in sorted(np.flatnonzero(others), key=lambda i: -heights[i]):
-        between, _ = at(z[0] + share * (z[i] - z[0]))
-        if not between.min() > min(value[0], value[i]) - _DIP:
-            return OtherMode(float(distances[i]), float(heights[i]), z[i])
-    return None
+    heights = value - value[0]
+    is_mode = np.isfinite(heights) & (np.abs(gradient).max(axis=-1) < 1.0) & (heights > -_DEPTH)
+    return Climbs(z, value, is_mode)
 
 
 def independent_draws(
@@ -190,7 +220,7 @@ def independent_draws(
     mean = flatten_events(found.center, 0).numpy().astype(np.float64)
     many = np.tile(mean, [block_size(problem), 1])
     seconds = seconds_of_second(lambda: log_prob_fn(many)) / len(many)
-    num_evaluated = num_evaluations(runs.dim, _NUM_DRAWS) + 2 * NUM_WIDE
+    num_evaluated = num_evaluations(runs.dim, NUM_DRAWS) + 2 * NUM_WIDE
     cost = seconds * (num_evaluated + num_results * num_chains)
     if cost > (_MOST_SECONDS if size < _MANY_ENTRIES else _MOST_OF_MANY):
         runs.dropped.append(
@@ -199,12 +229,9 @@ def independent_draws(
         return None, found
     rng = np.random.default_rng(seed.astype(np.uint32))
     first = problem, found.center, mean, found.factor
-    sample, how, normal = weighted_sample_of(*first, _NUM_DRAWS, rng, runs.jit_compile)
-    figures = (
-        f"an efficiency of {sample.efficiency:.2f} (at least {_LEAST_EFFICIENCY} is needed) and a "
-        f"Pareto k of {sample.pareto_k:.2f} (below {sample.most_k} is needed)"
-    )
-    if not sample.is_reliable or sample.efficiency < _LEAST_EFFICIENCY:
+    sample, how, normal = weighted_sample_of(*first, NUM_DRAWS, rng, runs.jit_compile)
+    figures = figures_of(sample)
+    if not sample.is_reliable or sample.efficiency < LEAST_EFFICIENCY:
         if size <= _MOST_FOR_NUTS and sample.efficiency < np.exp(-_LOST * runs.dim):
             raise NotNearGaussian(
                 f"the weights of a normal distribution that was fitted to it have {figures}"
@@ -220,35 +247,83 @@ def independent_draws(
     if not has_other_mode and (missed := place_beyond(*beyond)) is not None:
         place, far = missed
         raise NotNearGaussian(str(far), place=place)
-    proposal, steps = sample.proposal, sample.autocorrelation_times.max()  # for a draw
-    stride, burn_in = int(np.ceil(_WORTH * steps)), int(np.ceil(_BURN_IN * steps))
-    center = unflatten_events(proposal.mean, found.center, 0)
-    runs.milliseconds["IndependentMetropolis"] = 1e3 * seconds * num_chains
-    choices = Choices(
-        sampler="IndependentMetropolis",
-        arguments={
-            "tail_share": proposal.tail_share,
-            "block_size": proposals_at_once(problem, num_chains, burn_in + num_results * stride),
-        },
-        batch_size=None,
-        coordinates="covariance",
-        center=tf.nest.map_structure(lambda x: x.numpy(), center),
-        hessian=-precision_of(proposal.factor),
-        start=np.zeros([num_chains, runs.dim], runs.dtype.as_numpy_dtype),
-        num_burnin_steps=burn_in,
-        num_steps_between_results=stride - 1,
-        milliseconds=runs.milliseconds,
-    )
-    every = "every state" if stride == 1 else f"one state in {stride}"
+    assert isinstance(sample.proposal, Proposal)
+    choices = settings_of(problem, found.center, sample, runs, seconds, num_results, num_chains)
     lines = (
         f"A mode of the posterior was found in {found.num_passes} passes over the data, and "
         f"{NUM_STARTS} other starts were searched for further modes.",
         f"A normal distribution with heavy tails was fitted to the posterior {how}. Weighed by "
         f"the exact posterior, its draws have {figures}.",
-        "Its draws are proposed to a Metropolis test, which makes them exact and nearly "
-        f"independent. IndependentMetropolis keeps {every}.",
+        tested(choices),
     )
     return with_proposal(problem, choices, lines, sample), found
+
+
+def figures_of(sample: WeightedSample) -> str:
+    """Returns a clause with the efficiency and the shape of the weights, and their bounds."""
+    return (
+        f"an efficiency of {sample.efficiency:.2f} (at least {LEAST_EFFICIENCY} is needed) and a "
+        f"Pareto k of {sample.pareto_k:.2f} (below {sample.most_k} is needed)"
+    )
+
+
+def tested(choices: Choices) -> str:
+    """Returns a sentence about the Metropolis test."""
+    stride = choices.num_steps_between_results + 1
+    every = "every state" if stride == 1 else f"one state in {stride}"
+    return (
+        "Its draws are proposed to a Metropolis test, which makes them exact and nearly "
+        f"independent. IndependentMetropolis keeps {every}."
+    )
+
+
+def settings_of(
+    problem: MinibatchLogProb,
+    like: State,
+    sample: WeightedSample,
+    runs: PilotRuns,
+    seconds: float,
+    num_results: int,
+    num_chains: int,
+) -> Choices:
+    """Returns settings of `IndependentMetropolis` with the proposal of weighted draws.
+
+    Args:
+      problem: the target.
+      like: one unconstrained state.
+      sample: the weighted draws.
+      runs: gets the milliseconds of a step.
+      seconds: what a log posterior takes.
+      num_results: number of draws of each chain.
+      num_chains: number of chains.
+    """
+    steps = sample.autocorrelation_times.max()  # for a draw
+    stride, burn_in = int(np.ceil(_WORTH * steps)), int(np.ceil(_BURN_IN * steps))
+    runs.milliseconds["IndependentMetropolis"] = 1e3 * seconds * num_chains
+    proposal, arguments = sample.proposal, dict[str, Any]()
+    if isinstance(proposal, Proposal):
+        center = unflatten_events(proposal.mean, like, 0)
+        arguments["tail_share"], hessian = proposal.tail_share, -precision_of(proposal.factor)
+    else:
+        means = np.stack([q.mean for q in proposal.components])
+        center = unflatten_events(means, like, 0)
+        arguments["tail_share"] = [q.tail_share for q in proposal.components]
+        arguments["weights"] = proposal.weights.tolist()
+        hessian = np.stack([-precision_of(q.factor) for q in proposal.components])
+    num_steps = burn_in + num_results * stride
+    arguments["block_size"] = proposals_at_once(problem, num_chains, num_steps)
+    return Choices(
+        sampler="IndependentMetropolis",
+        arguments=arguments,
+        batch_size=None,
+        coordinates="covariance",
+        center=tf.nest.map_structure(lambda x: x.numpy(), center),
+        hessian=hessian,
+        start=np.zeros([num_chains, runs.dim], runs.dtype.as_numpy_dtype),
+        num_burnin_steps=burn_in,
+        num_steps_between_results=stride - 1,
+        milliseconds=runs.milliseconds,
+    )
 
 
 def proposals_at_once(problem: MinibatchLogProb, num_chains: int, num_steps: int) -> int:
@@ -272,19 +347,27 @@ def with_proposal(
     The weighted draws `sample` certify its results; None makes them anew when they are needed.
     """
     center = tf.nest.map_structure(tf.constant, choices.center)
-    bijector = parameters_bijector(problem.bijector, center)
     kernel = IndependentMetropolis(problem, center, choices.hessian, **choices.arguments)
+    like = kernel.first_center
+    bijector = parameters_bijector(problem.bijector, like)
 
     def certify(parameters: Any) -> Certificate:
-        weighted = _sample(problem, choices, center) if sample is None else sample
-        return compare(parameters, weighted, center, bijector.forward, NUM_STARTS)
+        weighted = _sample(problem, choices, like) if sample is None else sample
+        return compare(parameters, weighted, like, bijector.forward, NUM_STARTS)
 
     return PreparedKernel(kernel, bijector, None, choices, lines, certify=certify)
 
 
-def _sample(problem: MinibatchLogProb, choices: Choices, center: State) -> WeightedSample:
-    mean = flatten_events(center, 0).numpy().astype(np.float64)
+def _sample(problem: MinibatchLogProb, choices: Choices, like: State) -> WeightedSample:
     assert choices.hessian is not None
-    factor = root_of_inverse(-choices.hessian)
     rng = np.random.default_rng(np.asarray(choices.seed).astype(np.uint32))
-    return weighted_sample_of(problem, center, mean, factor, _NUM_DRAWS, rng)[0]
+    center = tf.nest.map_structure(tf.constant, choices.center)
+    if (weights := choices.arguments.get("weights")) is None:
+        mean, factor = flatten_events(center, 0).numpy(), root_of_inverse(-choices.hessian)
+        options = mean.astype(np.float64), factor, NUM_DRAWS, rng
+        return weighted_sample_of(problem, like, *options)[0]
+    means = flatten_events(center, 1).numpy().astype(np.float64)
+    factors = [root_of_inverse(-x) for x in choices.hessian]
+    parts = zip(means, factors, choices.arguments["tail_share"], strict=True)
+    mixture = MixtureProposal(tuple(Proposal(*x) for x in parts), np.array(weights))
+    return weigh(log_prob_of_vectors(problem, like), mixture, NUM_DRAWS, rng)[0]

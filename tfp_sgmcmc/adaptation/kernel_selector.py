@@ -25,11 +25,16 @@ from tfp_sgmcmc.adaptation.out_of_reach import Place, other_mode
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, prior_widths
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
+from tfp_sgmcmc.adaptation.several_modes import Function, every_other_mode, mixture_draws
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.laplace.newton import newton_ascent
-from tfp_sgmcmc.targets.laplace.quadratic import hessian_products, inverse_of_factor
+from tfp_sgmcmc.targets.laplace.quadratic import (
+    hessian_products,
+    inverse_of_factor,
+    root_of_inverse,
+)
 
 _MOST_STEPS, _SAME = 50, 1.0  # of Newton's method, and deviations between two ends at one mode
 _HARDLY_WIDER = 0.05  # what a second mode adds to a variance that is as good as nothing
@@ -66,6 +71,7 @@ class KernelSelector:
         self._runs = PilotRuns(num_chains, flat.shape[0], flat.dtype, pilot_seed, jit_compile)
         self._found: Coordinates | None = None
         self._of_gradient = 0.0  # seconds, at one state
+        self._others: list[OtherMode] = []  # all modes but that of the coordinates, if known
         self.places: list[Place] = []
 
     @property
@@ -79,7 +85,7 @@ class KernelSelector:
           NotNearGaussian: no mode with a usable curvature was found, or draws wander far from it.
           ImproperError: the posterior has no finite integral.
         """
-        self._found, self.places = None, []
+        self._found, self._others, self.places = None, [], []
         try:
             return self._select(num_results)
         except NotNearGaussian as reason:
@@ -96,8 +102,20 @@ class KernelSelector:
         if found.factor is None:
             return self.with_all_examples(num_results)
         seed = random.fold_in(self._mode_seed, 1).numpy()
+        if self._others:
+            options = self._runs, seed, num_results, self._num_chains
+            mixture = mixture_draws(self._problem, found, self._others, *options)
+            if mixture is not None:
+                self.places.clear()  # draws come to all modes
+                return mixture
         options = self._runs, seed, num_results, self._num_chains, bool(self.places)
-        independent, found = independent_draws(self._problem, found, *options)
+        try:
+            independent, found = independent_draws(self._problem, found, *options)
+        except NotNearGaussian as reason:
+            mixture = self._mixture_with(reason.place, found, seed, num_results)
+            if mixture is None:
+                raise
+            return mixture
         self._found = found
         if independent is not None:
             return dataclasses.replace(independent, flags=self._flags)
@@ -137,29 +155,58 @@ class KernelSelector:
             found = self._found = whiten_at_mode(self._problem, state)
             if found.factor is None:  # too many parameters to search from the prior's widths
                 break
-            other = self._other_mode(found, found.factor)
+            search = self._search(found, found.factor)
+            at, starts_fn, refine = search
+            other = find_other_mode(at, starts_fn(0))
+            other = None if other is None else refine(other)
             if other is None:
                 break
             offset = found.factor @ other.z
             if num_modes == _MOST_MODES or other.log_mass < _NEARLY_ALL:
                 figures = offset, other.distance, other.log_prob
                 self.places.append(other_mode(self._problem, found.center, *figures))
+                self._others = every_other_mode(*search) or []
                 break
             flat = flatten_events(found.center, 0).numpy()
             state = unflatten_events((flat + offset).astype(flat.dtype), found.center, 0)
         return found
 
-    def _other_mode(self, found: Coordinates, factor: np.ndarray) -> OtherMode | None:
+    def _mixture_with(
+        self, place: Place | None, found: Coordinates, seed: np.ndarray, num_results: int
+    ) -> PreparedKernel | None:
+        """Returns draws of all modes, with those that are reached from `place`; None without any.
+
+        Wide draws may find a narrow mode that no climb from dispersed starts came to.
+        """
+        if place is None or place.state is None or found.factor is None:
+            return None
+        at, starts_fn, refine = self._search(found, found.factor)
+        offset = place.state - flatten_events(found.center, 0).numpy()
+        begin = (inverse_of_factor(found.factor) @ offset)[np.newaxis]
+        others = every_other_mode(
+            at, lambda number: np.concatenate([begin, starts_fn(number)[1:]]), refine
+        )
+        if not others:
+            return None
+        options = self._runs, seed, num_results, self._num_chains
+        return mixture_draws(self._problem, found, others, *options)
+
+    def _search(
+        self, found: Coordinates, factor: np.ndarray
+    ) -> tuple[Function, Callable[[int], np.ndarray], Callable[[OtherMode], OtherMode | None]]:
+        """Returns the arguments of `every_other_mode`."""
         like, runs = found.center, self._runs
         inverse = inverse_of_factor(factor)
         first = flatten_events(self._state, 0).numpy() - flatten_events(like, 0).numpy()
         widths = prior_widths(self._problem, like, np.sqrt((factor**2).sum(axis=-1)))
-        seed = self._mode_seed.numpy()
-        starts = far_starts(runs.dim, inverse @ first, inverse * widths, seed)
+
+        def starts(number: int) -> np.ndarray:
+            seed = self._mode_seed.numpy() if number == 0 else [*self._mode_seed.numpy(), number]
+            return far_starts(runs.dim, inverse @ first, inverse * widths, seed)
+
         options = like, factor, runs.jit_compile
         at = self._timed(value_and_gradient_of_z(self._problem, *options))
-        other = find_other_mode(at, starts)
-        return None if other is None else self._with_mass(found, factor, at, other)
+        return at, starts, lambda other: self._with_mass(found, factor, at, other)
 
     def _timed(
         self, at: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
@@ -205,8 +252,9 @@ class KernelSelector:
             return other
         distance = float(np.linalg.norm(ascent.theta))
         rise = ascent.log_prob - log_prob(0 * other.z)
-        log_det = np.linalg.slogdet(derivatives(ascent.theta)[0])[1]  # it is 0 at the first mode
+        precision = -derivatives(ascent.theta)[0]
+        log_det = np.linalg.slogdet(precision)[1]  # it is 0 at the first mode
         log_mass = float(rise - log_det / 2)
         if distance < _SAME or np.exp(min(log_mass, 0.0)) * distance**2 < _HARDLY_WIDER:
             return None
-        return OtherMode(distance, rise, ascent.theta, log_mass)
+        return OtherMode(distance, rise, ascent.theta, log_mass, root_of_inverse(precision))

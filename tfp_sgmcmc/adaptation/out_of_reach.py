@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.diagnostics.weighted_sample import Proposal, WeightedSample
+from tfp_sgmcmc.diagnostics.proposal import Proposal
+from tfp_sgmcmc.diagnostics.weighted_sample import WeightedSample
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.targets import MinibatchLogProb
@@ -41,6 +42,7 @@ class Place:
       least_time: the share of draws that must be there.
       least_visits: how often the chains must enter it, all together.
       bijector: from unconstrained states to draws.
+      state: a flat unconstrained state that is there, if one is known.
     """
 
     cause: str
@@ -49,6 +51,7 @@ class Place:
     least_time: float
     least_visits: float
     bijector: Any
+    state: np.ndarray | None = None
 
     @property
     def flag(self) -> Flag:
@@ -112,6 +115,7 @@ class FarMass(NamedTuple):
       distance: half of it is farther from the proposal's mean, in its standard deviations.
       widest: what it adds to the variance along the direction where that is most.
       num_effective: the number of equal draws whose share would be known as well.
+      heaviest: the draw with most of it, `[D]`.
     """
 
     share: float
@@ -119,6 +123,7 @@ class FarMass(NamedTuple):
     distance: float
     widest: float
     num_effective: float
+    heaviest: np.ndarray | None = None
 
     @property
     def is_small(self) -> bool:
@@ -159,7 +164,8 @@ def far_mass(
       num_wide: number of draws that are wide along all entries, and of those along one.
       is_own: x, `[S, D]` -> which of them have a density of their own, `[S]`. None: all.
     """
-    mean, factor, dim = sample.proposal.mean, sample.proposal.factor, len(sample.proposal.mean)
+    base = sample.proposal.as_one()
+    mean, factor, dim = base.mean, base.factor, len(base.mean)
     scales = np.repeat(_SCALES, num_wide // len(_SCALES))[:, np.newaxis]
     along = factor / np.linalg.norm(factor, axis=1, keepdims=True)  # regression lines, in z
     lines = along[rng.integers(dim, size=num_wide)]
@@ -168,7 +174,7 @@ def far_mass(
     z[1] += (scales - 1) * (z[1] * lines).sum(axis=1, keepdims=True) * lines
     wide = z.reshape(-1, dim)
     draws = np.concatenate([sample.draws, mean + wide @ factor.T])
-    z = np.concatenate([sample.proposal.whitened(sample.draws), wide])
+    z = np.concatenate([base.whitened(sample.draws), wide])
     log_q = sample.proposal.log_prob(draws)
     with np.errstate(all="ignore"):
         log_probs = log_prob_fn(draws[len(sample.draws) :]).astype(np.float64)
@@ -195,7 +201,8 @@ def far_mass(
     share, spread = total / (1 + total), mass @ distances**2 / dim
     widest = np.linalg.eigvalsh(z.T @ (mass[:, np.newaxis] * z))[-1]
     num_effective = total**2 / (mass**2).sum()
-    return FarMass(*map(float, (share, spread, distance, widest, num_effective)))
+    figures = map(float, (share, spread, distance, widest, num_effective))
+    return FarMass(*figures, draws[int(np.argmax(mass))])
 
 
 def _wide_log_probs(z: np.ndarray, along: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -223,7 +230,8 @@ def place_beyond(
     these have most of it. States that rounding maps to the parameters of another state have no
     density of their own, so it is taken as zero.
     """
-    is_own = functools.partial(has_own_parameters, problem.bijector, center, sample.proposal)
+    base = sample.proposal.as_one()
+    is_own = functools.partial(has_own_parameters, problem.bijector, center, base)
     for num_wide in (NUM_WIDE, _MORE * NUM_WIDE, _MORE**2 * NUM_WIDE):
         far = far_mass(log_prob_fn, sample, rng, num_wide, is_own)
         if far.is_small:
@@ -231,7 +239,7 @@ def place_beyond(
         is_known = num_wide > NUM_WIDE and far.num_effective >= _FEWEST_EFFECTIVE
         if is_known or _MORE * num_wide * problem.num_examples > _MOST_TERMS:
             break
-    return beyond(problem, center, sample.proposal, far), far
+    return beyond(problem, center, base, far), far
 
 
 def has_own_parameters(
@@ -291,4 +299,5 @@ def beyond(problem: MinibatchLogProb, center: State, proposal: Proposal, far: Fa
     )
     if far.share >= 1 - _MOST_SHARE:  # chains need not leave it
         visits = 0.0
-    return Place(cause, missed, is_there, _LEAST_TIME * far.share / 2, visits, bijector)
+    least_time = _LEAST_TIME * far.share / 2
+    return Place(cause, missed, is_there, least_time, visits, bijector, far.heaviest)

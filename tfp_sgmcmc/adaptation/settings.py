@@ -33,7 +33,8 @@ class Choices:
         `hessian`.
       hessian: the Hessian to pass to `whiten`, or None for the one that `whiten` computes; for a
         diagonal matrix only the diagonal.
-      center: the center, in the structure of the state, unconstrained.
+      center: the center, in the structure of the state, unconstrained; with a leading axis of
+        modes where proposals come from a mixture.
       start: z at which the chains start, `[chains, D]`.
       seed: seed of the run that was kept.
       num_burnin_steps: steps before the first draw.
@@ -73,6 +74,9 @@ class Choices:
         if self.sampler != "IndependentMetropolis":
             return tf.constant(self.start)
         count = len(self.start)
+        if (weights := self.arguments.get("weights")) is not None:  # chains begin at all modes
+            modes = np.arange(count) % len(weights)
+            return tf.nest.map_structure(lambda x: tf.constant(x[modes]), self.center)
         return tf.nest.map_structure(lambda x: tf.repeat(x[np.newaxis], count, 0), self.center)
 
     def __repr__(self) -> str:
@@ -111,8 +115,8 @@ class Choices:
                 *first,
                 "kernel = sgmcmc.IndependentMetropolis(target, result.choices.center, "
                 f"result.choices.hessian, {given})",
-                "run = sgmcmc.sample_chain(kernel, result.choices.center, num_results, "
-                f"num_chains={len(self.start)}, {steps}",
+                "run = sgmcmc.sample_chain(kernel, result.choices.first_state, num_results, "
+                f"{steps}",
                 "draws = result.bijector.forward(run.states)",
             ]
         module = "sgmcmc" if self.batch_size is not None else "tfp.mcmc"

@@ -112,9 +112,11 @@ def load(
         )
     at = noncentered(problem, state, plain["noncentered"])[1] if plain["noncentered"] else state
     parts = tf.nest.flatten(at)
-    if [x.shape for x in leaves] != [tuple(x.shape) for x in parts]:
+    is_mixture = plain["arguments"].get("weights") is not None
+    shapes = [x.shape[is_mixture:] for x in leaves]
+    if shapes != [tuple(x.shape) for x in parts]:
         raise ValueError(
-            f"initial_state must have parts of shapes {[x.shape for x in leaves]}, as in the run "
+            f"initial_state must have parts of shapes {shapes}, as in the run "
             f"in {folder}. Received: {[tuple(x.shape) for x in parts]}."
         )
     expected = {"num_chains": num_chains, **describe_call(problem, state, jit_compile)}

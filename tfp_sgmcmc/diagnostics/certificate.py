@@ -16,12 +16,12 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.diagnostics.base import floating_parts
 from tfp_sgmcmc.diagnostics.convergence import batch_means_standard_error
+from tfp_sgmcmc.diagnostics.proposal import Proposal
 from tfp_sgmcmc.diagnostics.vector_functions import (
     log_prob_of_vectors,
     value_and_gradient_of_vectors,
 )
 from tfp_sgmcmc.diagnostics.weighted_sample import (
-    Proposal,
     WeightedSample,
     fit_weighted_sample,
     num_draws_for,
@@ -39,7 +39,7 @@ _CURVATURES = 0.25, 4.0  # between which a round lets a precision change
 
 MOST_K = 0.7  # up to which averages of weighted draws are accurate (Vehtari et al. 2024)
 _MOST_DIMENSIONS = 1000
-_MOST_FOR_MOMENTS = 16  # dimensions in which D x D moments of draws cost less than gradients
+MOST_FOR_MOMENTS = 16  # dimensions in which D x D moments of draws cost less than gradients
 _TAIL_SHARE = 0.1
 _ENOUGH = 0.5  # efficiency of a normal fitted by gradients
 _MOST_ENTRIES = 10**9  # N D times the draws of a round, for moments after gradients
@@ -333,7 +333,7 @@ def weighted_sample_of(
       jit_compile: whether XLA may compile log posteriors and gradients.
     """
     log_prob_fn, dim = log_prob_of_vectors(target, like, jit_compile), len(mean)
-    if dim <= _MOST_FOR_MOMENTS:
+    if dim <= MOST_FOR_MOMENTS:
         size = max(num_draws, num_draws_for(dim))
         sample, rounds = fit_weighted_sample(log_prob_fn, mean, factor, size, rng)
         return sample, f"in {_rounds(rounds)} of {size} draws", None
@@ -355,7 +355,7 @@ def weighted_sample_of(
 
 def num_evaluations(dim: int, num_draws: int) -> int:
     """Returns the log posteriors that a typical fit takes; a gradient counts as three."""
-    if dim <= _MOST_FOR_MOMENTS:
+    if dim <= MOST_FOR_MOMENTS:
         return 2 * max(num_draws, num_draws_for(dim))
     return 3 * 3 * num_gradients(dim) + num_draws
 

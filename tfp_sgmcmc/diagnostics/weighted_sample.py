@@ -7,57 +7,17 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
+from tfp_sgmcmc.diagnostics.proposal import FIRST_SHARE, MixtureProposal, Proposal, normalized
 from tfp_sgmcmc.internal.checks import array
-from tfp_sgmcmc.random.normals import defensive_normal_log_prob_at, draw_defensive_normal
 
 MOST_K = 0.5  # of weights with a finite variance
 _LEAST_TAIL = 5  # weights from which its shape is fitted
-_SHARES = (0.05, 0.2, 0.9)  # of heavy tails
 _ENOUGH, _BETTER = 0.7, 1.1  # efficiency that is not improved, and gain that is worth a round
 _HARDLY_MORE = 2.0  # than the mean: weights so equal that the shape of their tail is no matter
 _MOST_ROUNDS = 8
 _MOST_IN_VAIN, _HARDLY_ANY = 3, 0.02  # rounds without a gain, at such efficiencies
 _LEAST_DRAWS, _DRAWS_PER_SQUARE = 1000, 4  # a covariance of D^2 entries needs as many draws
-
-
-class Proposal(NamedTuple):
-    """A defensive normal distribution at a place.
-
-    Attributes:
-      mean: `[D]`.
-      factor: a Cholesky factor of the covariance of the normal, `[D, D]`.
-      tail_share: the share with heavy tails.
-    """
-
-    mean: np.ndarray
-    factor: np.ndarray
-    tail_share: float
-
-    def whitened(self, x: np.ndarray) -> np.ndarray:
-        """Returns z of x = mean + L z, `[S, D]`."""
-        scale = np.diag(self.factor)[:, np.newaxis]  # no unit of a parameter matters
-        return ((x - self.mean) / scale.T) @ np.linalg.inv(self.factor / scale).T
-
-    def log_prob(self, x: np.ndarray) -> np.ndarray:
-        return self.log_prob_at(self.squares(x))
-
-    def squares(self, x: np.ndarray) -> np.ndarray:
-        """Returns the squared lengths of z, `[S]`."""
-        z = self.whitened(x)
-        return np.einsum("si,si->s", z, z)
-
-    def log_prob_at(self, squares: np.ndarray) -> np.ndarray:
-        """Returns log densities where z has these squared lengths."""
-        share = tf.constant(self.tail_share, tf.float64)
-        found = defensive_normal_log_prob_at(tf.constant(squares), len(self.mean), share)
-        return found.numpy() - np.log(np.diag(self.factor)).sum()
-
-    def sample(self, num_draws: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns antithetic draws, `[num_draws, D]`: the second half mirrors the first."""
-        z = draw_defensive_normal((num_draws // 2, len(self.mean)), self.tail_share, rng)
-        return self.mean + np.concatenate([z, -z]) @ self.factor.T
 
 
 class WeightedSample(NamedTuple):
@@ -69,7 +29,7 @@ class WeightedSample(NamedTuple):
       log_weights: `[S]`.
     """
 
-    proposal: Proposal
+    proposal: Proposal | MixtureProposal
     draws: np.ndarray
     log_weights: np.ndarray
 
@@ -162,15 +122,6 @@ class WeightedSample(NamedTuple):
         return mean, mean_error, sd, variance_error / (2 * np.maximum(sd, 1e-300))
 
 
-def normalized(log_weights: np.ndarray) -> np.ndarray:
-    """Returns weights that add up to 1; all equal if none is finite."""
-    largest = log_weights.max()
-    if not np.isfinite(largest):
-        return np.full(len(log_weights), 1 / len(log_weights))
-    weights = np.exp(log_weights - largest)
-    return weights / weights.sum()
-
-
 def num_draws_for(dim: int) -> int:
     """Returns the number of draws of a round, which give D x D covariances well enough.
 
@@ -182,7 +133,7 @@ def num_draws_for(dim: int) -> int:
 
 def weigh(
     log_prob_fn: Callable[[np.ndarray], np.ndarray],
-    proposal: Proposal,
+    proposal: Proposal | MixtureProposal,
     num_draws: int,
     rng: np.random.Generator,
 ) -> tuple[WeightedSample, np.ndarray]:
@@ -200,19 +151,39 @@ def fit_weighted_sample(
     num_draws: int,
     rng: np.random.Generator,
 ) -> tuple[WeightedSample, int]:
+    """Fits one normal distribution with heavy tails, as `fit_proposal` does.
+
+    Args:
+      log_prob_fn: x, `[num_draws, D]` -> log posterior, `[num_draws]`, up to a constant.
+      mean: the mean of the first proposal, `[D]`.
+      factor: a Cholesky factor of the first proposal's covariance, `[D, D]`.
+      num_draws: S, even.
+      rng: a generator of random numbers.
+
+    Returns:
+      The best sample, and the number of rounds.
+    """
+    return fit_proposal(log_prob_fn, Proposal(mean, factor, FIRST_SHARE), num_draws, rng)
+
+
+def fit_proposal(
+    log_prob_fn: Callable[[np.ndarray], np.ndarray],
+    proposal: Proposal | MixtureProposal,
+    num_draws: int,
+    rng: np.random.Generator,
+) -> tuple[WeightedSample, int]:
     """Fits a proposal to a posterior in rounds, and returns the sample of the last one.
 
     A round draws from a proposal. All draws so far, weighted against the mixture of the proposals
-    so far, give the next mean and covariance (Cappé et al. 2008, with the largest weights cut off)
-    and the best of a few shares of heavy tails. Rounds end when the weights of the last proposal
-    have a finite variance and the efficiency is at least 0.7, or no longer rises by a tenth. They
-    also end when it is below 0.02 and three in a row were no better than one before.
+    so far, give the next means and covariances (Cappé et al. 2008, with the largest weights cut
+    off) and the best of a few shares of heavy tails. Rounds end when the weights of the last
+    proposal have a finite variance and the efficiency is at least 0.7, or no longer rises by a
+    tenth. They also end when it is below 0.02 and three in a row were no better than one before.
 
     Args:
       log_prob_fn: x, `[num_draws, D]` -> log posterior, `[num_draws]`, up to a constant. NaN counts
         as minus infinity.
-      mean: the mean of the first proposal, `[D]`.
-      factor: a Cholesky factor of the first proposal's covariance, `[D, D]`.
+      proposal: the first proposal.
       num_draws: S, even.
       rng: a generator of random numbers.
 
@@ -224,8 +195,7 @@ def fit_weighted_sample(
       general mixture classes. Statistics and Computing, 2008.
       A. Owen and Y. Zhou. Safe and effective importance sampling. JASA, 2000.
     """
-    proposal, best = Proposal(mean, factor, _SHARES[1]), None
-    proposals, points, values = [], [], []
+    best, proposals, points, values = None, [], [], []
     densities = list[np.ndarray]()  # of all points, by each proposal
     at_old = np.zeros(0)  # of the points so far, by the present one
     number_of_best = 1
@@ -250,42 +220,11 @@ def fit_weighted_sample(
             for q, known in zip(proposals, old, strict=True)
         ]
         log_mixture = np.logaddexp.reduce(densities) - np.log(len(densities))
-        following = _next_proposal(np.concatenate(points), np.concatenate(values), log_mixture)
+        following = proposal.refitted(np.concatenate(points), np.concatenate(values), log_mixture)
         if following is None:
             break
         proposal, at_old = following
     return best, number
-
-
-def _next_proposal(
-    x: np.ndarray, log_probs: np.ndarray, log_mixture: np.ndarray
-) -> tuple[Proposal, np.ndarray] | None:
-    """Returns a proposal with the weighted moments of all draws, and its log densities there.
-
-    Returns None if there are no such moments.
-    """
-    exact = normalized(log_probs - log_mixture)
-    weights = np.minimum(exact, np.sort(exact)[-int(len(exact) ** 0.5)])  # the root's largest
-    if not weights.sum() > 0:
-        return None
-    weights /= weights.sum()
-    mean = weights @ x
-    offsets = x - mean
-    covariance = offsets.T @ (weights[:, np.newaxis] * offsets)
-    scale = np.sqrt(np.diag(covariance))
-    if not (np.isfinite(scale).all() and (scale > 0).all()):
-        return None
-    scaled = covariance / np.outer(scale, scale)
-    scaled += len(scale) / len(x) * np.eye(len(scale))
-    factor = scale[:, np.newaxis] * np.linalg.cholesky(scaled)
-    candidates = [Proposal(mean, factor, share) for share in _SHARES]
-    squares, counts = candidates[0].squares(x), weights > 0
-    densities = [q.log_prob_at(squares) for q in candidates]
-    # The mean of p / q under the posterior is 1 / efficiency, up to a constant.
-    ratios = [log_probs[counts] - density[counts] for density in densities]
-    costs = [np.logaddexp.reduce(np.log(weights[counts]) + r) for r in ratios]
-    best = int(np.argmin(costs))
-    return candidates[best], densities[best]
 
 
 def pareto_shape(log_weights: np.ndarray) -> float:

@@ -38,9 +38,10 @@ class IndependentMetropolisResults(NamedTuple):
       proposals: the block's proposals, `[block_size, chains..., D]`.
       log_probs: the log posterior at the proposals, `[block_size, chains...]`.
       log_weights: log p - log q at the proposals, `[block_size, chains...]`.
-      center: mean of the proposals, `[D]`.
-      factor: L, `[D, D]`.
-      tail_share: the share of heavy tails.
+      center: mean of the proposals, `[D]`; `[K, D]` of a mixture.
+      factor: L, `[D, D]` or `[K, D, D]`.
+      tail_share: the share of heavy tails; `[K]` of a mixture.
+      weights: weights of a mixture, `[K]`; `()` of one component.
       step: number of steps taken.
     """
 
@@ -53,6 +54,7 @@ class IndependentMetropolisResults(NamedTuple):
     center: tf.Tensor
     factor: tf.Tensor
     tail_share: tf.Tensor
+    weights: Any
     step: tf.Tensor
 
 
@@ -77,6 +79,9 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
     heavy tails bounds w where a normal distribution would not. If w is not bounded, states with a
     large w hold a chain for a long time. `certify` tells, by the Pareto shape of w.
 
+    With `weights`, proposals come from a mixture of K such distributions, one for each mode of the
+    posterior, and q is the density of the mixture. The draws then move between the modes.
+
     Proposals do not depend on the state, so the log posteriors of `block_size` proposals of all
     chains are evaluated at once, which takes a fraction of the time of as many single evaluations.
 
@@ -91,11 +96,14 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
 
     Args:
       target_log_prob_fn: a target or a plain callable. Its exact value is used.
-      center: the mean of the proposals: one state without chain dimensions.
+      center: the mean of the proposals: one state without chain dimensions. Of a mixture, all
+        parts have a leading axis of K components.
       hessian: H, `[D, D]`, negative definite, in the order of the flattened parts: the Hessian at
-        a mode, or minus the inverse of a covariance.
-      tail_share: the share \( \alpha \), above 0 and below 1.
+        a mode, or minus the inverse of a covariance; `[K, D, D]` of a mixture.
+      tail_share: the share \( \alpha \), above 0 and below 1; a number, or `[K]`.
       block_size: number of proposals of each chain that are evaluated at once.
+      weights: weights of a mixture, `[K]`, positive; they are divided by their sum. None is a
+        single component.
 
     Raises:
       ValueError: a number is out of range; the Hessian has another shape or is not negative
@@ -115,21 +123,41 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
         target_log_prob_fn: Any,
         center: State,
         hessian: Any,
-        tail_share: float = 0.1,
+        tail_share: Any = 0.1,
         block_size: int = 250,
+        weights: Any = None,
     ):
-        number("tail_share", tail_share, "above 0 and below 1", lambda x: 0 < x < 1)
         integer("block_size", block_size, 1)
         center = convert_state(center, initial=True, called="center")
-        self._center = flatten_events(center, 0)
-        precision = -array("hessian", hessian, 2).astype(np.float64)
-        dim = self._center.shape[0]
-        fits = list(precision.shape) == [dim, dim]
-        expected = f"of shape [{dim}, {dim}], as center has {dim} entries"
+        lead: list[int] = []
+        if weights is not None:
+            given = array("weights", weights, 1).astype(np.float64)
+            expected = "positive numbers, one for each component"
+            require("weights", weights, given.size > 0 and bool((given > 0).all()), expected)
+            lead = [given.size]
+        shares = np.broadcast_to(tail_share, lead) if np.ndim(tail_share) == 0 else tail_share
+        for share in np.ravel(shares).tolist():
+            number("tail_share", share, "above 0 and below 1", lambda x: 0 < x < 1)
+        fits = list(np.shape(shares)) == lead
+        require("tail_share", f"shape {list(np.shape(shares))}", fits, f"a number, or {lead}")
+        shapes = [x.shape for x in tf.nest.flatten(center)]
+        if lead and not all(shape.rank and shape[0] == lead[0] for shape in shapes):
+            raise ValueError(
+                f"center must have a leading axis of {lead[0]} components, as weights have. "
+                f"Received: parts of shapes {[tuple(shape) for shape in shapes]}."
+            )
+        self._center = flatten_events(center, len(lead))
+        precision = -array("hessian", hessian, 2 + len(lead)).astype(np.float64)
+        dim = self._center.shape[-1]
+        fits = list(precision.shape) == [*lead, dim, dim]
+        expected = f"of shape {[*lead, dim, dim]}, as center has {dim} entries"
         require("hessian", f"shape {list(precision.shape)}", fits, expected)
-        least = least_eigenvalue(precision)
+        matrices = precision.reshape(-1, dim, dim)
+        least = min(map(least_eigenvalue, matrices))
         require("hessian", f"a largest eigenvalue of {-least:.3g}", least > 0, "negative definite")
-        self._factor = root_of_inverse(precision)
+        self._factor = np.stack([root_of_inverse(x) for x in matrices]).reshape(precision.shape)
+        self._shares = np.asarray(shares, np.float64)
+        self._weights = given / given.sum() if lead else None
         self._target = as_target(target_log_prob_fn, full_data_expected=True)
         self._parameters = {
             "target_log_prob_fn": target_log_prob_fn,
@@ -137,6 +165,7 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
             "hessian": hessian,
             "tail_share": tail_share,
             "block_size": block_size,
+            "weights": weights,
         }
 
     @property
@@ -152,6 +181,12 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
         return self._parameters["target_log_prob_fn"]
 
     @property
+    def first_center(self) -> State:
+        """The mean of the proposals, of the first component if there are several."""
+        center = self._parameters["center"]
+        return center if self._weights is None else tf.nest.map_structure(lambda x: x[0], center)
+
+    @property
     def target(self) -> Target:
         """The target; a plain callable is wrapped."""
         return self._target
@@ -161,25 +196,16 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
         state = convert_state(init_state, initial=True)
         log_prob = call_with_state(self._target, state)
         flat = flatten_events(state, log_prob.shape.rank)
-        offset = flat.numpy() - self._center.numpy() if tf.executing_eagerly() else None
-        if offset is None:
-            inverse = tf.constant(np.linalg.inv(self._factor), flat.dtype)
-            z = tf.linalg.matvec(inverse, flat - self._center)
-        else:
-            z = tf.constant(np.linalg.solve(self._factor, offset[..., np.newaxis])[..., 0])
-            z = tf.cast(z, flat.dtype)
+        proposals = self._proposals(flat.dtype)
         size = self._parameters["block_size"]
-        share = tf.constant(self._parameters["tail_share"], flat.dtype)
         return IndependentMetropolisResults(
             target_log_prob=log_prob,
-            log_weight=log_prob - defensive_normal_log_prob(z, share),
+            log_weight=log_prob - proposals.log_prob(self._whitened(flat)),
             is_accepted=tf.ones_like(log_prob, tf.bool),
             proposals=tf.zeros([size, *sizes_of(flat)], flat.dtype),
             log_probs=tf.zeros([size, *sizes_of(log_prob)], log_prob.dtype),
             log_weights=tf.zeros([size, *sizes_of(log_prob)], log_prob.dtype),
-            center=self._center,
-            factor=tf.constant(self._factor, flat.dtype),
-            tail_share=share,
+            **proposals._asdict(),
             step=tf.zeros([], tf.int64),
         )
 
@@ -222,11 +248,81 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns proposals, their log posteriors, and their log weights."""
         like, shape = results.log_probs, sizes_of(results.proposals)
-        z = defensive_normal(shape, results.proposals.dtype, seed, results.tail_share)
-        proposals = results.center + tf.linalg.matvec(results.factor, z)
+        fields = results._asdict()
+        proposals, log_q = _Proposals(*(fields[x] for x in _Proposals._fields)).draw(shape, seed)
         flat = tf.reshape(proposals, [-1, proposals.shape[-1]])
         states = unflatten_events(flat, state, like.shape.rank - 1)
         log_probs = tf.reshape(self._target.log_prob_of_many(states), shape[:-1])
         nowhere = tf.constant(-np.inf, log_probs.dtype)
         log_probs = tf.where(tf.math.is_nan(log_probs), nowhere, log_probs)
-        return proposals, log_probs, log_probs - defensive_normal_log_prob(z, results.tail_share)
+        return proposals, log_probs, log_probs - log_q
+
+    def _proposals(self, dtype: tf.DType) -> _Proposals:
+        weights = () if self._weights is None else tf.constant(self._weights, dtype)
+        factor, share = tf.constant(self._factor, dtype), tf.constant(self._shares, dtype)
+        return _Proposals(self._center, factor, share, weights)
+
+    def _whitened(self, flat: tf.Tensor) -> tf.Tensor:
+        """Returns z of states, `[..., D]`; `[K, ..., D]` of a mixture."""
+        dim = flat.shape[-1]
+        factors = self._factor.reshape(-1, dim, dim)
+        offsets = [flat - center for center in tf.unstack(tf.reshape(self._center, [-1, dim]))]
+        if tf.executing_eagerly():
+            pairs = zip(factors, offsets, strict=True)
+            found = [np.linalg.solve(f, x.numpy()[..., np.newaxis])[..., 0] for f, x in pairs]
+            z = tf.constant(np.stack(found), flat.dtype)
+        else:
+            inverses = tf.constant(np.linalg.inv(factors), flat.dtype)
+            pairs = zip(tf.unstack(inverses), offsets, strict=True)
+            z = tf.stack([tf.linalg.matvec(inverse, x) for inverse, x in pairs])
+        return z[0] if self._weights is None else z
+
+
+class _Proposals(NamedTuple):
+    """A normal distribution with heavy tails, or a mixture of K; fields as in the results."""
+
+    center: tf.Tensor
+    factor: tf.Tensor
+    tail_share: tf.Tensor
+    weights: Any
+
+    def log_prob(self, z: tf.Tensor) -> tf.Tensor:
+        """Returns log q, of one component up to a constant, where z is `[..., D]`.
+
+        Of a mixture it takes z of all components, `[K, ..., D]`.
+        """
+        if isinstance(self.weights, tuple):
+            return defensive_normal_log_prob(z, self.tail_share)
+        log_dets = tf.reduce_sum(tf.math.log(tf.linalg.diag_part(self.factor)), axis=-1)
+        share, log_scale = (
+            self._of_each(x, z.shape.rank - 2)
+            for x in (self.tail_share, tf.math.log(self.weights) - log_dets)
+        )
+        return tf.reduce_logsumexp(defensive_normal_log_prob(z, share) + log_scale, axis=0)
+
+    def draw(self, shape: list[Any], seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns proposals of this shape, and log q there."""
+        dtype = self.center.dtype
+        if isinstance(self.weights, tuple):
+            z = defensive_normal(shape, dtype, seed, self.tail_share)
+            return self.center + tf.linalg.matvec(self.factor, z), self.log_prob(z)
+        seed, choice_seed = random.split(seed, 2)
+        bounds = tf.math.ndtri(tf.cumsum(self.weights)[:-1])
+        chosen = random.normal(shape[:-1], dtype, choice_seed)[..., tf.newaxis] > bounds
+        chosen = tf.reduce_sum(tf.cast(chosen, tf.int32), axis=-1)
+        share = tf.gather(self.tail_share, chosen)[..., tf.newaxis]
+        z = defensive_normal(shape, dtype, seed, share)
+        is_own = tf.one_hot(chosen, self.weights.shape[0], True, False, axis=0)[..., tf.newaxis]
+        center = self._of_each(self.center, z.shape.rank - 1)
+        factor = self._of_each(self.factor, z.shape.rank - 1)
+        moved = tf.where(is_own, center + tf.linalg.matvec(factor, z), 0.0)
+        x = tf.reduce_sum(moved, axis=0)
+        offsets = tf.reshape(x - center, [self.weights.shape[0], -1, self.center.shape[-1]])
+        others = tf.linalg.triangular_solve(self.factor, tf.linalg.matrix_transpose(offsets))
+        others = tf.reshape(tf.linalg.matrix_transpose(others), tf.shape(moved))
+        return x, self.log_prob(tf.where(is_own, z, others))  # z itself has not been rounded
+
+    def _of_each(self, x: tf.Tensor, num_axes: int) -> tf.Tensor:
+        """Returns numbers, vectors or matrices of the components, with axes behind the first."""
+        shape = x.shape.as_list()
+        return tf.reshape(x, [shape[0], *[1] * num_axes, *shape[1:]])

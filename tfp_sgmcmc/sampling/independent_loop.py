@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.diagnostics.proposal import MixtureProposal, Proposal
 from tfp_sgmcmc.diagnostics.vector_functions import log_prob_of_vectors
 from tfp_sgmcmc.internal.nest import flatten_events, unflatten_events
 from tfp_sgmcmc.kernels.independent_metropolis import (
@@ -47,8 +49,7 @@ class IndependentLoop:
         kept = self._view(start.state), self.trace_of(start.state, start.results), ()
         self.kept = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), kept)
         self.slots = rows_of(self.kept)
-        like = kernel.parameters["center"]
-        self._log_prob_fn = log_prob_of_vectors(kernel.target, like, jit_compile)
+        self._log_prob_fn = log_prob_of_vectors(kernel.target, kernel.first_center, jit_compile)
 
     def trace_of(self, state: Any, results: Any) -> Any:
         """Returns what `trace_fn` returns; `()` without one."""
@@ -102,16 +103,33 @@ class IndependentLoop:
         if step % size:
             return results, thresholds
         dtype, shape = results.proposals.dtype, tuple(results.proposals.shape)
-        share = float(results.tail_share)
-        z = draw_defensive_normal(shape, share, rng)
-        proposals = tf.constant(results.center.numpy() + z @ results.factor.numpy().T, dtype)
+        draws, log_q = _draw(results, shape, rng)
+        proposals = tf.constant(draws, dtype)
         values = self._log_prob_fn(proposals.numpy().reshape(-1, shape[-1])).reshape(shape[:-1])
         log_probs = tf.constant(np.where(np.isnan(values), -np.inf, values), dtype)
-        log_q = defensive_normal_log_prob(tf.constant(z), tf.constant(share, tf.float64))
         block = results._replace(
             proposals=proposals, log_probs=log_probs, log_weights=log_probs - tf.cast(log_q, dtype)
         )
         return block, thresholds
+
+
+def _draw(
+    results: IndependentMetropolisResults, shape: tuple[int, ...], rng: np.random.Generator
+) -> tuple[np.ndarray, Any]:
+    """Returns proposals and their log densities, of one component up to a constant."""
+    center, factor, share = (
+        x.numpy() for x in (results.center, results.factor, results.tail_share)
+    )
+    if isinstance(results.weights, tuple):
+        z = draw_defensive_normal(shape, float(share), rng)
+        log_q = defensive_normal_log_prob(tf.constant(z), tf.constant(share, tf.float64))
+        return center + z @ factor.T, log_q
+    parts = zip(center.astype(np.float64), factor.astype(np.float64), share.tolist(), strict=True)
+    weights = results.weights.numpy().astype(np.float64)
+    mixture = MixtureProposal(tuple(Proposal(*x) for x in parts), weights / weights.sum())
+    # The first half of antithetic draws is independent.
+    draws = mixture.sample(2 * math.prod(shape[:-1]), rng)[: math.prod(shape[:-1])]
+    return draws.reshape(shape), mixture.log_prob(draws).reshape(shape[:-1])
 
 
 def _walk(

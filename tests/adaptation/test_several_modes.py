@@ -1,0 +1,141 @@
+"""`sample` on posteriors with several modes: all are found, and visited by their masses."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_probability as tfp
+from scipy import stats
+
+import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.adaptation import several_modes
+from tfp_sgmcmc.adaptation.independent_draws import OtherMode, far_starts
+from tfp_sgmcmc.adaptation.several_modes import every_other_mode
+
+tfd = tfp.distributions
+OPTIONS: dict[str, Any] = {"progress_bar": False, "seed": 0}
+
+
+def target_of(law: tfd.Distribution) -> sgmcmc.MinibatchLogProb:
+    """Returns a law as the posterior of one example."""
+    return sgmcmc.MinibatchLogProb(
+        lambda x: 0 * tf.reduce_sum(x, axis=-1),
+        lambda x, batch: law.log_prob(x)[..., tf.newaxis] + batch,
+        np.zeros(1, np.float32),
+    )
+
+
+def mixture(weights: Any, means: Any, deviations: Any) -> tfd.Distribution:
+    means, deviations = (np.array(x, np.float32) for x in (means, deviations))
+    return tfd.MixtureSameFamily(
+        tfd.Categorical(probs=np.array(weights, np.float32)),
+        tfd.MultivariateNormalDiag(means, deviations),
+    )
+
+
+def check_masses(result: Any, is_there: np.ndarray, mass: float) -> None:
+    """Draws are independent but for rejections, which R-hat's effective size counts; 1e-6."""
+    assert result.is_trusted and result.choices.sampler == "IndependentMetropolis"
+    assert not result.flags
+    ess = is_there.size / 4  # proposals are kept so far apart that draws are nearly independent
+    assert abs(is_there.mean() - mass) < 4.9 * (mass * (1 - mass) / ess) ** 0.5
+
+
+def test_modes_in_raw_units_are_visited_by_their_masses() -> None:
+    """Twenty deviations apart, in units of 1000 and 0.001."""
+    law = mixture([0.4, 0.6], [[1000.0, 1e-3], [1500.0, 3e-3]], [[20.0, 1e-4], [30.0, 2e-4]])
+    result = sgmcmc.sample(target_of(law), tf.constant([1200.0, 2e-3]), 1000, **OPTIONS)
+    is_second = result.states[..., 0] > 1250
+    check_masses(result, is_second, 0.6)
+    deviations = (result.states[is_second] - [1500, 3e-3]) / [30, 2e-4]
+    assert stats.kstest(deviations[::4].ravel(), "norm").pvalue > 1e-6
+    assert "2 modes" in result.explanation[0]
+
+
+def test_all_labellings_of_three_components_are_visited() -> None:
+    """The centres of a mixture's components can be exchanged, so there are six equal modes."""
+    rng = np.random.default_rng(0)
+    y = np.concatenate([rng.normal(mean, 0.8, 200) for mean in (-4, 0, 5)]).astype(np.float32)
+
+    def log_likelihood(centre: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+        law = tfd.Normal(centre[..., tf.newaxis, :], 0.8)
+        return tf.reduce_logsumexp(law.log_prob(batch[..., tf.newaxis]), axis=-1)
+
+    prior = tfd.Sample(tfd.Normal(0.0, 5.0), 3)
+    target = sgmcmc.MinibatchLogProb(prior.log_prob, log_likelihood, y)
+    result = sgmcmc.sample(target, tf.zeros([3]), 1000, **OPTIONS)
+    order = np.argsort(result.states, axis=-1)
+    for labelling in np.unique(order.reshape(-1, 3), axis=0):
+        check_masses(result, (order == labelling).all(axis=-1), 1 / 6)
+    assert len(np.unique(order.reshape(-1, 3), axis=0)) == 6
+
+
+def test_a_narrow_mode_that_only_wide_draws_find() -> None:
+    """It has a fifth of the width and a tenth of the mass; no climb of this seed comes to it."""
+    law = mixture([0.9, 0.1], [[0.0], [40.0]], [[1.0], [0.2]])
+    result = sgmcmc.sample(target_of(law), tf.zeros([1]), 1000, **OPTIONS)
+    check_masses(result, result.states[..., 0] > 20, 0.1)
+
+
+def test_a_run_in_a_directory_goes_on(tmp_path: Path) -> None:
+    """A second call has the choices of the first, and their draws."""
+    law = mixture([0.4, 0.6], [[-10.0], [10.0]], [[1.0], [2.0]])
+    start = tf.zeros([1])
+    first = sgmcmc.sample(target_of(law), start, 400, directory=tmp_path, **OPTIONS)
+    again = sgmcmc.sample(target_of(law), start, 400, directory=tmp_path, **OPTIONS)
+    np.testing.assert_array_equal(first.states, again.states)
+    assert again.is_trusted and again.certificate.is_reliable
+    named = {"target": target_of(law), "sgmcmc": sgmcmc, "num_results": 400, "result": first}
+    exec("\n".join(first.choices.program()), named)
+    np.testing.assert_array_equal(named["draws"], first.states)
+
+
+def test_a_mixture_with_poor_weights_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: without the mixture the same posterior is not trusted."""
+    monkeypatch.setattr(several_modes, "LEAST_EFFICIENCY", 1.1)
+    law = mixture([0.4, 0.6], [[-10.0], [10.0]], [[1.0], [1.0]])
+    with pytest.warns(UserWarning, match="several modes"):
+        result = sgmcmc.sample(target_of(law), tf.zeros([1]), 400, **OPTIONS)
+    assert not result.is_trusted
+
+
+class TestSearch:
+    """Climbs on a line with modes at 0, 20, 40, ..., all of deviation 1."""
+
+    @staticmethod
+    def modes_from(starts: Any, num_modes: int) -> list[OtherMode] | None:
+        places = 20.0 * np.arange(num_modes)
+
+        def at(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            offset = z - places[np.abs(z - places).argmin(axis=-1)][:, np.newaxis]
+            return -0.5 * offset[:, 0] ** 2, -offset
+
+        def refine(rough: OtherMode) -> OtherMode:
+            return rough._replace(factor=np.eye(1))
+
+        return every_other_mode(at, starts, refine)
+
+    def test_all_modes_are_found(self) -> None:
+        rng = np.random.default_rng(0)
+        found = self.modes_from(lambda _: rng.uniform(-5, 65, [16, 1]), 4)
+        assert found is not None
+        np.testing.assert_allclose(sorted(float(x.z[0]) for x in found), [20, 40, 60], atol=0.05)
+
+    def test_a_mode_that_is_hardly_reached_tells_of_others(self) -> None:
+        """One climb of 16 in each round comes to another mode than before: the rest is unseen."""
+
+        def starts(number: int) -> np.ndarray:
+            return np.concatenate([np.zeros([15, 1]), [[20.0 * number + 20]]])
+
+        assert self.modes_from(starts, 100) is None
+
+    def test_too_many_modes_are_not_mixed(self) -> None:
+        rng = np.random.default_rng(0)
+        assert self.modes_from(lambda _: rng.uniform(-5, 600, [16, 1]), 30) is None
+
+    def test_later_starts_differ(self) -> None:
+        """The first round has the starts of the search for one other mode."""
+        options = 2, np.zeros(2), np.eye(2)
+        assert np.abs(far_starts(*options, [0, 1, 1]) - far_starts(*options, [0, 1])).min() > 0

@@ -1,0 +1,173 @@
+"""Independent draws of a posterior with several modes, by a mixture with a component for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tfp_sgmcmc.adaptation.coordinates import Coordinates
+from tfp_sgmcmc.adaptation.independent_draws import (
+    FAR,
+    LEAST_EFFICIENCY,
+    NUM_DRAWS,
+    OtherMode,
+    climb,
+    figures_of,
+    settings_of,
+    tested,
+    with_proposal,
+)
+from tfp_sgmcmc.adaptation.out_of_reach import place_beyond
+from tfp_sgmcmc.adaptation.pilot import PilotRuns, seconds_of_second
+from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
+from tfp_sgmcmc.adaptation.settings import PreparedKernel
+from tfp_sgmcmc.diagnostics.certificate import MOST_FOR_MOMENTS, fit_kl_normal
+from tfp_sgmcmc.diagnostics.proposal import FIRST_SHARE, MixtureProposal, Proposal
+from tfp_sgmcmc.diagnostics.vector_functions import (
+    block_size,
+    log_prob_of_vectors,
+    value_and_gradient_of_vectors,
+)
+from tfp_sgmcmc.diagnostics.weighted_sample import fit_proposal, num_draws_for
+from tfp_sgmcmc.internal.nest import flatten_events
+from tfp_sgmcmc.targets import MinibatchLogProb
+
+_MOST_MODES = 12
+_FEWEST_ROUNDS, _MOST_ROUNDS = 5, 15  # of sixteen climbs
+_LEAST_ARRIVALS = 3  # climbs to a mode; one that is hardly reached tells of others not reached
+_SAME = 1.0  # deviations between two ends at one mode
+_MOST_SECONDS = 20.0
+
+Function = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
+def every_other_mode(
+    value_and_gradient_fn: Function,
+    starts_fn: Callable[[int], np.ndarray],
+    refine: Callable[[OtherMode], OtherMode | None],
+) -> list[OtherMode] | None:
+    """Returns all modes but the one at z = 0, or None if some may be unseen.
+
+    There are at least 80 climbs, and they go on until three have come to each mode. By the estimate
+    of Good and Turing, the share of climbs that would end at a mode not seen is about that of the
+    climbs to modes seen once, which is then zero.
+
+    Args:
+      value_and_gradient_fn: z, `[K + 1, D]` -> log posteriors and gradients.
+      starts_fn: number of a round -> starts of climbs, `[K, D]`.
+      refine: returns a mode with its factor, or None if it has hardly any mass.
+
+    References:
+      I. J. Good. The population frequencies of species and the estimation of population parameters.
+      Biometrika, 1953.
+    """
+    modes, arrivals, dismissed = list[OtherMode](), list[int](), list[np.ndarray]()
+    for number in range(_MOST_ROUNDS):
+        ends = climb(value_and_gradient_fn, starts_fn(number))
+        for z, log_prob in zip(ends.z[ends.is_mode], ends.log_probs[ends.is_mode], strict=True):
+            distance = float(np.linalg.norm(z))
+            if distance < FAR or any(np.linalg.norm(z - x) < _SAME for x in dismissed):
+                continue
+            near = _nearest(modes, z, FAR)
+            if near is None:
+                rough = OtherMode(distance, float(log_prob - ends.log_probs[0]), z)
+                mode = refine(rough)
+                if mode is None:
+                    dismissed.append(z)
+                    continue
+                if mode.factor is None:
+                    return None
+                near = _nearest(modes, mode.z, _SAME)
+                if near is None:
+                    near = len(modes)
+                    modes.append(mode)
+                    arrivals.append(0)
+            arrivals[near] += 1
+        if len(modes) >= _MOST_MODES:
+            return None
+        if number + 1 >= _FEWEST_ROUNDS and min(arrivals, default=0) >= _LEAST_ARRIVALS:
+            return modes
+    return None
+
+
+def _nearest(modes: Sequence[OtherMode], z: np.ndarray, most: float) -> int | None:
+    """Returns the number of the mode within `most` of its own deviations, if there is one."""
+    factors = [np.eye(len(z)) if mode.factor is None else mode.factor for mode in modes]
+    pairs = zip(factors, modes, strict=True)
+    distances = [np.linalg.norm(np.linalg.solve(factor, z - mode.z)) for factor, mode in pairs]
+    nearest = int(np.argmin(distances)) if distances else 0
+    return nearest if distances and distances[nearest] < most else None
+
+
+def mixture_draws(
+    problem: MinibatchLogProb,
+    found: Coordinates,
+    others: Sequence[OtherMode],
+    runs: PilotRuns,
+    seed: np.ndarray,
+    num_results: int,
+    num_chains: int,
+) -> PreparedKernel | None:
+    """Returns `IndependentMetropolis` with a mixture, or None if its weights are poor.
+
+    Args:
+      problem: the target.
+      found: coordinates at the first mode.
+      others: the other modes, in these coordinates.
+      runs: notes why the mixture was dropped.
+      seed: two integers, of the fit.
+      num_results: number of draws of each chain.
+      num_chains: number of chains.
+
+    Raises:
+      NotNearGaussian: wide draws find a part of the posterior where the mixture hardly comes.
+    """
+    first = found.factor
+    assert first is not None
+    mean = flatten_events(found.center, 0).numpy().astype(np.float64)
+    log_prob_fn = log_prob_of_vectors(problem, found.center, runs.jit_compile)
+    many = np.tile(mean, [block_size(problem), 1])
+    seconds = seconds_of_second(lambda: log_prob_fn(many)) / len(many)
+    size = (1 + len(others)) * max(NUM_DRAWS, num_draws_for(runs.dim))
+    if seconds * (2 * size + num_results * num_chains) > _MOST_SECONDS:
+        runs.dropped.append("A mixture of all modes was dropped, because it would take long.")
+        return None
+    rng = np.random.default_rng(seed.astype(np.uint32))
+    components = [Proposal(mean, first, FIRST_SHARE)]
+    for mode in others:
+        root = first @ mode.factor
+        scale = np.sqrt((root**2).sum(axis=1, keepdims=True))  # no unit of a parameter matters
+        factor = scale * np.linalg.cholesky(root / scale @ (root / scale).T)
+        components.append(Proposal(mean + first @ mode.z, factor, FIRST_SHARE))
+    if runs.dim > MOST_FOR_MOMENTS:
+        gradient_fn = value_and_gradient_of_vectors(problem, found.center, runs.jit_compile)
+        normals = [fit_kl_normal(gradient_fn, q.mean, q.factor, rng) for q in components]
+        components = [Proposal(x.mean, x.factor, FIRST_SHARE) for x in normals]
+    log_masses = np.array([0.0, *(mode.log_mass for mode in others)])
+    masses = np.exp(log_masses - log_masses.max())
+    mixture = MixtureProposal.with_masses(tuple(components), masses)
+    sample, rounds = fit_proposal(log_prob_fn, mixture, size, rng)
+    how = f"in {rounds} round{'s' * (rounds > 1)} of {size} draws"
+    figures = figures_of(sample)
+    if not sample.is_reliable or sample.efficiency < LEAST_EFFICIENCY:
+        runs.dropped.append(
+            f"A mixture with a component for each of {1 + len(others)} modes was dropped, because "
+            f"its weights have {figures}."
+        )
+        return None
+    if (missed := place_beyond(problem, found.center, log_prob_fn, sample, rng)) is not None:
+        place, far = missed
+        raise NotNearGaussian(str(far), place=place)
+    choices = settings_of(problem, found.center, sample, runs, seconds, num_results, num_chains)
+    assert isinstance(sample.proposal, MixtureProposal)
+    shares = sample.proposal.shares(sample.draws, sample.weights)
+    listed = ", ".join(f"{100 * share:.3g} %" for share in shares)
+    lines = (
+        f"The posterior has {1 + len(others)} modes, with {listed} of its mass. At least "
+        f"{_LEAST_ARRIVALS} climbs from dispersed starts ended at each of them.",
+        "A mixture with a normal distribution with heavy tails for each mode was fitted to the "
+        f"posterior {how}. Weighed by the exact posterior, its draws have {figures}.",
+        tested(choices),
+    )
+    return with_proposal(problem, choices, lines, sample)
