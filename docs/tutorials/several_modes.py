@@ -100,6 +100,24 @@ for axis in axes:
 axes[0].set_ylabel("second centre")
 plt.show()
 
+# %% [markdown]
+# ## `sample`
+#
+# `sample` looks for other modes before it draws: it climbs from dispersed starts until at least
+# three climbs have come to each mode. If a mixture of normal distributions with heavy tails, one
+# for each mode, fits the posterior, its draws are the proposals of `IndependentMetropolis`. Up to
+# twelve modes are mixed. Where the mixture does not fit, the modes are flagged.
+
+# %%
+result = sgmcmc.sample(target, tf.constant([1.5, -1.5]), 1_000, seed=0, progress_bar=False)
+print(result.explanation[0])
+is_above_here = result.states[..., 0] > result.states[..., 1]
+print("trusted:", result.is_trusted, " P(first > second):", is_above_here.mean().round(3))
+assert result.is_trusted and abs(is_above_here.mean() - above) < 0.05
+
+# %% [markdown]
+# ## Against the exact posterior
+
 # %%
 sorted_exact = (p * np.minimum.outer(grid, grid)).sum(), (p * np.maximum.outer(grid, grid)).sum()
 both = np.sort(exchanged, axis=-1).mean((0, 1))

@@ -119,6 +119,9 @@ def sample(
       least 0.2, they are the proposals of `IndependentMetropolis`, and `result.certificate` holds
       the proof. Otherwise the fit gives the coordinates of what follows. Wide draws, with 2 to 32
       times the deviations, show if the fit is that of a narrow peak on a broad shelf.
+    - Several modes: where one of 16 climbs from dispersed starts comes to another mode, or wide
+      draws come near one, climbs go on until three have come to each. The proposals are then a
+      mixture with a component for each mode, up to twelve, fitted and weighed in the same way.
     - Sampler otherwise: `UnderdampedLangevin` with second-order control variates
       (`ControlVariate`), or HMC on all data where that is cheaper by measured times of a step.
     - Minibatch n, step h and temperature: the cheapest n and h whose gradient noise is predicted to
@@ -147,7 +150,7 @@ def sample(
     large data, with a flag. Divergences are counted in `result.trace`, and flagged, and a centred
     hierarchy is shown how to be written non-centred. A flat direction is refused.
     Another mode or a shelf that was found is flagged, unless the draws come there often. No check
-    sees modes that the search from 16 starts does not find, or tails beyond the wide draws.
+    sees modes that no climb and no wide draw finds, or tails beyond the wide draws.
 
     The target keeps its compiled programs, so a second call for the same target compiles nothing.
     Make a new target after a change of anything that its functions close over.

@@ -40,7 +40,7 @@ _DIP = 0.5  # nats below the lower of two modes, on the line between them
 _DEPTH = 10.0  # difference of the log posterior from which a mode has hardly any mass
 _RADII = (5.0, 15.0)  # of the nearer starts, in deviations of an entry
 NUM_STARTS = 16
-_NUM_GRADIENTS, _FLAT = 100, 0.03  # of a climb at most, and the gradient at which it ends
+NUM_GRADIENTS, _FLAT = 100, 0.03  # of a climb at most, and the gradient at which it ends
 
 NUM_DRAWS = 2000  # that are weighed
 _MOST_ENTRIES = 10_000_000  # N D
@@ -161,7 +161,7 @@ def climb(
     with np.errstate(all="ignore"):
         step = np.linalg.norm(z, axis=-1) / np.maximum(np.linalg.norm(gradient, axis=-1), 1e-30)
         step = np.minimum(0.1 * step, 1.0)
-        for _ in range(_NUM_GRADIENTS):
+        for _ in range(NUM_GRADIENTS):
             if (np.abs(gradient).max(axis=-1) < _FLAT).all():
                 break
             moved = z + step[:, np.newaxis] * gradient

@@ -25,7 +25,12 @@ from tfp_sgmcmc.adaptation.out_of_reach import Place, other_mode
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, prior_widths
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
-from tfp_sgmcmc.adaptation.several_modes import Function, every_other_mode, mixture_draws
+from tfp_sgmcmc.adaptation.several_modes import (
+    MOST_GRADIENTS,
+    Function,
+    every_other_mode,
+    mixture_draws,
+)
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.targets import MinibatchLogProb
@@ -39,6 +44,7 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
 _MOST_STEPS, _SAME = 50, 1.0  # of Newton's method, and deviations between two ends at one mode
 _HARDLY_WIDER = 0.05  # what a second mode adds to a variance that is as good as nothing
 _MOST_MODES, _NEARLY_ALL = 3, 10.0  # that are tried, and the logarithm of a mass over another
+_LONG_SEARCH = 60.0  # seconds, for all modes
 _FEWEST_ENTRIES = 20_000  # N D; a gradient of fewer costs about what a step's operations cost
 
 
@@ -165,7 +171,7 @@ class KernelSelector:
             if num_modes == _MOST_MODES or other.log_mass < _NEARLY_ALL:
                 figures = offset, other.distance, other.log_prob
                 self.places.append(other_mode(self._problem, found.center, *figures))
-                self._others = every_other_mode(*search) or []
+                self._others = self._every_other_mode(*search)
                 break
             flat = flatten_events(found.center, 0).numpy()
             state = unflatten_events((flat + offset).astype(flat.dtype), found.center, 0)
@@ -183,13 +189,24 @@ class KernelSelector:
         at, starts_fn, refine = self._search(found, found.factor)
         offset = place.state - flatten_events(found.center, 0).numpy()
         begin = (inverse_of_factor(found.factor) @ offset)[np.newaxis]
-        others = every_other_mode(
+        others = self._every_other_mode(
             at, lambda number: np.concatenate([begin, starts_fn(number)[1:]]), refine
         )
         if not others:
             return None
         options = self._runs, seed, num_results, self._num_chains
         return mixture_draws(self._problem, found, others, *options)
+
+    def _every_other_mode(
+        self,
+        at: Function,
+        starts_fn: Callable[[int], np.ndarray],
+        refine: Callable[[OtherMode], OtherMode | None],
+    ) -> list[OtherMode]:
+        """Returns all other modes; none if some may be unseen, or if the search would take long."""
+        if MOST_GRADIENTS * self._of_gradient > _LONG_SEARCH:
+            return []
+        return every_other_mode(at, starts_fn, refine) or []
 
     def _search(
         self, found: Coordinates, factor: np.ndarray

@@ -11,6 +11,8 @@ from tfp_sgmcmc.adaptation.independent_draws import (
     FAR,
     LEAST_EFFICIENCY,
     NUM_DRAWS,
+    NUM_GRADIENTS,
+    NUM_STARTS,
     OtherMode,
     climb,
     figures_of,
@@ -36,6 +38,7 @@ from tfp_sgmcmc.targets import MinibatchLogProb
 _MOST_MODES = 12
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 15  # of sixteen climbs
 _LEAST_ARRIVALS = 3  # climbs to a mode; one that is hardly reached tells of others not reached
+MOST_GRADIENTS = _FEWEST_ROUNDS * NUM_STARTS * NUM_GRADIENTS  # of a search that ends early
 _SAME = 1.0  # deviations between two ends at one mode
 _MOST_SECONDS = 20.0
 
