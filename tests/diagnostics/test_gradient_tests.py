@@ -149,6 +149,24 @@ def test_a_start_far_away() -> None:
     assert "at the start: drop more burn-in" in found
 
 
+def test_draws_of_another_narrow_mode_are_not_far_out() -> None:
+    """A tenth of the draws are 40 deviations away, where the posterior has a fifth of the width.
+
+    One draw between the modes, the negative control, is far out: its gradient points one way.
+    """
+    rng = np.random.default_rng(0)
+    is_second = rng.uniform(size=[NUM_DRAWS, NUM_CHAINS, 1]) < 0.1
+    z = normal(1)
+    x, g = np.where(is_second, 40 + 0.2 * z, z), np.where(is_second, -5 * z, -z)
+    entries = Entries(["w"], [(0,)], {"w": 1})
+    found = find_bias(x, g, entries, temperature=1.0, time=1.0)
+    assert found.problems == []
+    x, g = normal(1), -normal(1)
+    x[250, 1], g[250, 1] = 30.0, -30.0
+    (problem,) = find_bias(x, g, entries, temperature=1.0, time=1.0).problems
+    assert problem.startswith("w[0] of chain 1 lies so far out") and "50 % into the run" in problem
+
+
 @pytest.mark.parametrize(("scale", "word"), [(1.1, "wide"), (0.92, "narrow")])
 def test_a_small_bias_is_a_note(scale: float, word: str) -> None:
     x = normal(20)

@@ -143,6 +143,11 @@ def _clipped(series: np.ndarray) -> tuple[tuple[int, int, int] | None, np.ndarra
     ratio = np.abs(series) / limit
     if ratio.max(initial=0) <= 1:
         return None, series
+    # The gradient far out points back. Around another, narrow mode it points both ways.
+    points_both_ways = (series > limit).any(axis=(0, 1)) & (series < -limit).any(axis=(0, 1))
+    ratio = np.where(points_both_ways, 0.0, ratio)
+    if ratio.max() <= 1:
+        return None, np.clip(series, -limit, limit)
     place = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
     far = (int(place[0]), int(place[1]), int(place[2]))
     return far, np.clip(series, -limit, limit)
