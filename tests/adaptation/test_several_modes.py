@@ -12,7 +12,9 @@ from scipy import stats
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.adaptation import several_modes
 from tfp_sgmcmc.adaptation.independent_draws import OtherMode, far_starts
+from tfp_sgmcmc.adaptation.kernel_selector import KernelSelector
 from tfp_sgmcmc.adaptation.several_modes import every_other_mode
+from tfp_sgmcmc.targets.streaming.pooled import PooledLogProb
 
 tfd = tfp.distributions
 OPTIONS: dict[str, Any] = {"progress_bar": False, "seed": 0}
@@ -99,6 +101,18 @@ def test_a_mixture_with_poor_weights_is_flagged(monkeypatch: pytest.MonkeyPatch)
     with pytest.warns(UserWarning, match="several modes"):
         result = sgmcmc.sample(target_of(law), tf.zeros([1]), 400, **OPTIONS)
     assert not result.is_trusted
+
+
+@pytest.mark.parametrize("is_pool", [False, True])
+def test_modes_of_a_pool_of_rows_are_not_mixed(is_pool: bool) -> None:
+    """A pool is accurate near its center only, so the other mode is told, and no more."""
+    target = target_of(mixture([0.4, 0.6], [[-10.0], [10.0]], [[1.0], [1.0]]))
+    if is_pool:
+        target = PooledLogProb(target, np.zeros(1, np.float32), np.ones(1, np.float32))
+    seed = tf.constant([0, 1])
+    selector = KernelSelector(target, tf.fill([1], 8.0), 4, seed, jit_compile=False)
+    selector._at_heaviest_mode()
+    assert len(selector.places) == 1 and len(selector._others) == (not is_pool)
 
 
 class TestSearch:

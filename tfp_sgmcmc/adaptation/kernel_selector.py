@@ -40,6 +40,7 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
     inverse_of_factor,
     root_of_inverse,
 )
+from tfp_sgmcmc.targets.streaming.pooled import PooledLogProb
 
 _MOST_STEPS, _SAME = 50, 1.0  # of Newton's method, and deviations between two ends at one mode
 _HARDLY_WIDER = 0.05  # what a second mode adds to a variance that is as good as nothing
@@ -203,8 +204,12 @@ class KernelSelector:
         starts_fn: Callable[[int], np.ndarray],
         refine: Callable[[OtherMode], OtherMode | None],
     ) -> list[OtherMode]:
-        """Returns all other modes; none if some may be unseen, or if the search would take long."""
-        if MOST_GRADIENTS * self._of_gradient > _LONG_SEARCH:
+        """Returns all other modes; none if some may be unseen, or if the search would take long.
+
+        None of a pool of rows either, which is accurate near its center only.
+        """
+        is_long = MOST_GRADIENTS * self._of_gradient > _LONG_SEARCH
+        if is_long or isinstance(self._problem, PooledLogProb):
             return []
         return every_other_mode(at, starts_fn, refine) or []
 
