@@ -151,5 +151,7 @@ class TestSearch:
 
     def test_later_starts_differ(self) -> None:
         """The first round has the starts of the search for one other mode."""
-        options = 2, np.zeros(2), np.eye(2)
-        assert np.abs(far_starts(*options, [0, 1, 1]) - far_starts(*options, [0, 1])).min() > 0
+        options = 2, np.zeros(2), 30 * np.eye(2), [0, 1]
+        first, second, third = (far_starts(*options, number) for number in range(3))
+        assert np.abs(first - second).min() > 0 and np.abs(second - third).min() > 0
+        np.testing.assert_array_equal(first, far_starts(*options))

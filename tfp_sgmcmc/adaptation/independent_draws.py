@@ -107,23 +107,35 @@ def value_and_gradient_of_z(
     return of_z
 
 
-def far_starts(dim: int, first: np.ndarray, widths: np.ndarray, seed: Any) -> np.ndarray:
+def far_starts(
+    dim: int, first: np.ndarray, widths: np.ndarray, seed: Any, number: int = 0
+) -> np.ndarray:
     """Returns z of sixteen starts, `[16, D]`.
 
-    Four lie near the center. The others are spread like the prior, around the center and around the
-    user's start.
+    In the first round four lie near the center. The others are spread like the prior, around the
+    center and around the user's start. In later rounds they lie at distances between, because far
+    out all climbs may lead to the widest mode.
 
     Args:
       dim: D.
       first: z of the user's start, `[D]`.
       widths: linear map from a standard normal to z with the prior's widths, `[D, D]`.
       seed: an integer or two, of the normals.
+      number: the number of the round.
     """
-    rng = np.random.default_rng(np.atleast_1d(seed).astype(np.uint32))
-    near = np.repeat(_RADII, 2)[:, np.newaxis] * rng.standard_normal([4, dim])
-    wide = rng.standard_normal([NUM_STARTS - 4, dim]) @ widths.T
-    wide[::2] += first
-    return np.concatenate([near, wide])
+    seeds = [*np.atleast_1d(seed), *([number] if number else [])]
+    rng = np.random.default_rng(np.array(seeds).astype(np.uint32))
+    if number == 0:
+        near = np.repeat(_RADII, 2)[:, np.newaxis] * rng.standard_normal([4, dim])
+        wide = rng.standard_normal([NUM_STARTS - 4, dim]) @ widths.T
+        wide[::2] += first
+        return np.concatenate([near, wide])
+    starts = rng.standard_normal([NUM_STARTS, dim]) @ widths.T
+    distances = np.linalg.norm(starts, axis=1, keepdims=True)
+    share = rng.uniform(size=[NUM_STARTS, 1])  # on a logarithmic scale
+    starts *= np.minimum((_RADII[0] / distances) ** share, 1.0)
+    starts[::2] += (1 - share[::2]) * first
+    return starts
 
 
 def find_other_mode(

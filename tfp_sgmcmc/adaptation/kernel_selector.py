@@ -26,7 +26,8 @@ from tfp_sgmcmc.adaptation.pilot import PilotRuns
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, prior_widths
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
 from tfp_sgmcmc.adaptation.several_modes import (
-    MOST_GRADIENTS,
+    FEWEST_ROUNDS,
+    GRADIENTS_OF_ROUND,
     Function,
     every_other_mode,
     mixture_draws,
@@ -46,6 +47,7 @@ _MOST_STEPS, _SAME = 50, 1.0  # of Newton's method, and deviations between two e
 _HARDLY_WIDER = 0.05  # what a second mode adds to a variance that is as good as nothing
 _MOST_MODES, _NEARLY_ALL = 3, 10.0  # that are tried, and the logarithm of a mass over another
 _LONG_SEARCH = 60.0  # seconds, for all modes
+_QUICK_SEARCH, _MOST_SEARCHES = 0.5, 5  # seconds of a round, and rounds, for one other mode
 _FEWEST_ENTRIES = 20_000  # N D; a gradient of fewer costs about what a step's operations cost
 
 
@@ -163,9 +165,7 @@ class KernelSelector:
             if found.factor is None:  # too many parameters to search from the prior's widths
                 break
             search = self._search(found, found.factor)
-            at, starts_fn, refine = search
-            other = find_other_mode(at, starts_fn(0))
-            other = None if other is None else refine(other)
+            other = self._other_mode(*search)
             if other is None:
                 break
             offset = found.factor @ other.z
@@ -198,6 +198,21 @@ class KernelSelector:
         options = self._runs, seed, num_results, self._num_chains
         return mixture_draws(self._problem, found, others, *options)
 
+    def _other_mode(
+        self,
+        at: Function,
+        starts_fn: Callable[[int], np.ndarray],
+        refine: Callable[[OtherMode], OtherMode | None],
+    ) -> OtherMode | None:
+        """Returns another mode, searched for in several rounds of climbs where they are quick."""
+        for number in range(_MOST_SEARCHES):
+            rough = find_other_mode(at, starts_fn(number))
+            if rough is not None and (other := refine(rough)) is not None:
+                return other
+            if GRADIENTS_OF_ROUND * self._of_gradient > _QUICK_SEARCH:
+                break
+        return None
+
     def _every_other_mode(
         self,
         at: Function,
@@ -208,7 +223,7 @@ class KernelSelector:
 
         None of a pool of rows either, which is accurate near its center only.
         """
-        is_long = MOST_GRADIENTS * self._of_gradient > _LONG_SEARCH
+        is_long = FEWEST_ROUNDS * GRADIENTS_OF_ROUND * self._of_gradient > _LONG_SEARCH
         if is_long or isinstance(self._problem, PooledLogProb):
             return []
         return every_other_mode(at, starts_fn, refine) or []
@@ -223,8 +238,8 @@ class KernelSelector:
         widths = prior_widths(self._problem, like, np.sqrt((factor**2).sum(axis=-1)))
 
         def starts(number: int) -> np.ndarray:
-            seed = self._mode_seed.numpy() if number == 0 else [*self._mode_seed.numpy(), number]
-            return far_starts(runs.dim, inverse @ first, inverse * widths, seed)
+            seed = self._mode_seed.numpy()
+            return far_starts(runs.dim, inverse @ first, inverse * widths, seed, number)
 
         options = like, factor, runs.jit_compile
         at = self._timed(value_and_gradient_of_z(self._problem, *options))

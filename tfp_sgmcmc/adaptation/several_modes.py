@@ -36,9 +36,9 @@ from tfp_sgmcmc.internal.nest import flatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
 
 _MOST_MODES = 12
-_FEWEST_ROUNDS, _MOST_ROUNDS = 5, 15  # of sixteen climbs
+FEWEST_ROUNDS, _MOST_ROUNDS = 5, 15  # of sixteen climbs
 _LEAST_ARRIVALS = 3  # climbs to a mode; one that is hardly reached tells of others not reached
-MOST_GRADIENTS = _FEWEST_ROUNDS * NUM_STARTS * NUM_GRADIENTS  # of a search that ends early
+GRADIENTS_OF_ROUND = NUM_STARTS * NUM_GRADIENTS  # at most
 _SAME = 1.0  # deviations between two ends at one mode
 _MOST_SECONDS = 20.0
 
@@ -89,7 +89,7 @@ def every_other_mode(
             arrivals[near] += 1
         if len(modes) >= _MOST_MODES:
             return None
-        if number + 1 >= _FEWEST_ROUNDS and min(arrivals, default=0) >= _LEAST_ARRIVALS:
+        if number + 1 >= FEWEST_ROUNDS and min(arrivals, default=0) >= _LEAST_ARRIVALS:
             return modes
     return None
 
