@@ -64,7 +64,7 @@ def test_draws_in_dollars_have_the_exact_law(result: sgmcmc.SampleResult) -> Non
 def test_the_certificate_holds_the_exact_moments(result: sgmcmc.SampleResult) -> None:
     """Six standard errors, 2e-9 each."""
     found, size = result.certificate, len(INCOMES)
-    assert found.is_reliable and found.efficiency > 0.7 and found.num_starts == 16
+    assert found.is_reliable and found.efficiency > 0.7 and found.num_starts >= 16
     sd = INCOMES.std(ddof=1) * (size - 1) ** 0.5 / size**0.5 / (size - 3) ** 0.5
     assert abs(found.mean[0] - INCOMES.mean()) < 6 * found.mean_error[0] + 1e-3
     assert abs(found.sd[0] - sd) < 6 * found.sd_error[0]

@@ -263,12 +263,12 @@ def independent_draws(
     choices = settings_of(problem, found.center, sample, runs, seconds, num_results, num_chains)
     lines = (
         f"A mode of the posterior was found in {found.num_passes} passes over the data, and "
-        f"{NUM_STARTS} other starts were searched for further modes.",
+        f"{runs.num_starts} other starts were searched for further modes.",
         f"A normal distribution with heavy tails was fitted to the posterior {how}. Weighed by "
         f"the exact posterior, its draws have {figures}.",
         tested(choices),
     )
-    return with_proposal(problem, choices, lines, sample), found
+    return with_proposal(problem, choices, lines, sample, runs.num_starts), found
 
 
 def figures_of(sample: WeightedSample) -> str:
@@ -353,10 +353,12 @@ def with_proposal(
     choices: Choices,
     lines: tuple[str, ...],
     sample: WeightedSample | None = None,
+    num_starts: int = NUM_STARTS,
 ) -> PreparedKernel:
     """Returns the kernel that `choices` describe.
 
     The weighted draws `sample` certify its results; None makes them anew when they are needed.
+    From at least `num_starts` starts other modes were searched.
     """
     center = tf.nest.map_structure(tf.constant, choices.center)
     kernel = IndependentMetropolis(problem, center, choices.hessian, **choices.arguments)
@@ -365,7 +367,7 @@ def with_proposal(
 
     def certify(parameters: Any) -> Certificate:
         weighted = _sample(problem, choices, like) if sample is None else sample
-        return compare(parameters, weighted, like, bijector.forward, NUM_STARTS)
+        return compare(parameters, weighted, like, bijector.forward, num_starts)
 
     return PreparedKernel(kernel, bijector, None, choices, lines, certify=certify)
 

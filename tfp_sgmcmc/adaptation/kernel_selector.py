@@ -13,6 +13,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_at_mode, with_known_remedy
 from tfp_sgmcmc.adaptation.hamiltonian import TimedHMC
 from tfp_sgmcmc.adaptation.independent_draws import (
+    NUM_STARTS,
     OtherMode,
     far_starts,
     find_other_mode,
@@ -239,6 +240,7 @@ class KernelSelector:
 
         def starts(number: int) -> np.ndarray:
             seed = self._mode_seed.numpy()
+            runs.num_starts += NUM_STARTS
             return far_starts(runs.dim, inverse @ first, inverse * widths, seed, number)
 
         options = like, factor, runs.jit_compile

@@ -299,6 +299,7 @@ class PilotRuns:
     Attributes:
       milliseconds: measured time of a step of all chains, by name of the sampler.
       dropped: sentences on what was tried and not used, with the reason.
+      num_starts: number of starts from which other modes were searched.
 
     Args:
       num_chains: number of chains.
@@ -318,6 +319,7 @@ class PilotRuns:
         self._num_pilots = 0
         self.milliseconds: dict[str, float] = {}
         self.dropped: list[str] = []
+        self.num_starts = 0
 
     def timed_chains(self, name: str, kernel_fn: Any, settings: Any) -> PilotChains:
         """Returns chains at the starts, and notes the time of a step under a name."""

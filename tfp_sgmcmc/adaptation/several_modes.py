@@ -173,4 +173,4 @@ def mixture_draws(
         f"posterior {how}. Weighed by the exact posterior, its draws have {figures}.",
         tested(choices),
     )
-    return with_proposal(problem, choices, lines, sample)
+    return with_proposal(problem, choices, lines, sample, runs.num_starts)
