@@ -13,7 +13,7 @@ import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.adaptation import several_modes
 from tfp_sgmcmc.adaptation.independent_draws import OtherMode, far_starts
 from tfp_sgmcmc.adaptation.kernel_selector import KernelSelector
-from tfp_sgmcmc.adaptation.several_modes import every_other_mode
+from tfp_sgmcmc.adaptation.several_modes import Search, every_other_mode
 from tfp_sgmcmc.targets.streaming.pooled import PooledLogProb
 
 tfd = tfp.distributions
@@ -129,7 +129,7 @@ class TestSearch:
         def refine(rough: OtherMode) -> OtherMode:
             return rough._replace(factor=np.eye(1))
 
-        return every_other_mode(at, starts, refine)
+        return every_other_mode(Search(at, starts, refine))
 
     def test_all_modes_are_found(self) -> None:
         rng = np.random.default_rng(0)

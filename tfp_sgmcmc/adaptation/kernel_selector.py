@@ -29,7 +29,7 @@ from tfp_sgmcmc.adaptation.settings import PreparedKernel
 from tfp_sgmcmc.adaptation.several_modes import (
     FEWEST_ROUNDS,
     GRADIENTS_OF_ROUND,
-    Function,
+    Search,
     every_other_mode,
     mixture_draws,
 )
@@ -166,14 +166,14 @@ class KernelSelector:
             if found.factor is None:  # too many parameters to search from the prior's widths
                 break
             search = self._search(found, found.factor)
-            other = self._other_mode(*search)
+            other = self._other_mode(search)
             if other is None:
                 break
             offset = found.factor @ other.z
             if num_modes == _MOST_MODES or other.log_mass < _NEARLY_ALL:
                 figures = offset, other.distance, other.log_prob
                 self.places.append(other_mode(self._problem, found.center, *figures))
-                self._others = self._every_other_mode(*search)
+                self._others = self._every_other_mode(search)
                 break
             flat = flatten_events(found.center, 0).numpy()
             state = unflatten_events((flat + offset).astype(flat.dtype), found.center, 0)
@@ -188,38 +188,30 @@ class KernelSelector:
         """
         if place is None or place.state is None or found.factor is None:
             return None
-        at, starts_fn, refine = self._search(found, found.factor)
+        search = self._search(found, found.factor)
         offset = place.state - flatten_events(found.center, 0).numpy()
         begin = (inverse_of_factor(found.factor) @ offset)[np.newaxis]
-        others = self._every_other_mode(
-            at, lambda number: np.concatenate([begin, starts_fn(number)[1:]]), refine
-        )
+
+        def starts(number: int) -> np.ndarray:
+            return np.concatenate([begin, search.starts_fn(number)[1:]])
+
+        others = self._every_other_mode(search._replace(starts_fn=starts))
         if not others:
             return None
         options = self._runs, seed, num_results, self._num_chains
         return mixture_draws(self._problem, found, others, *options)
 
-    def _other_mode(
-        self,
-        at: Function,
-        starts_fn: Callable[[int], np.ndarray],
-        refine: Callable[[OtherMode], OtherMode | None],
-    ) -> OtherMode | None:
+    def _other_mode(self, search: Search) -> OtherMode | None:
         """Returns another mode, searched for in several rounds of climbs where they are quick."""
         for number in range(_MOST_SEARCHES):
-            rough = find_other_mode(at, starts_fn(number))
-            if rough is not None and (other := refine(rough)) is not None:
+            rough = find_other_mode(search.value_and_gradient_fn, search.starts_fn(number))
+            if rough is not None and (other := search.refine(rough)) is not None:
                 return other
             if GRADIENTS_OF_ROUND * self._of_gradient > _QUICK_SEARCH:
                 break
         return None
 
-    def _every_other_mode(
-        self,
-        at: Function,
-        starts_fn: Callable[[int], np.ndarray],
-        refine: Callable[[OtherMode], OtherMode | None],
-    ) -> list[OtherMode]:
+    def _every_other_mode(self, search: Search) -> list[OtherMode]:
         """Returns all other modes; none if some may be unseen, or if the search would take long.
 
         None of a pool of rows either, which is accurate near its center only.
@@ -227,25 +219,23 @@ class KernelSelector:
         is_long = FEWEST_ROUNDS * GRADIENTS_OF_ROUND * self._of_gradient > _LONG_SEARCH
         if is_long or isinstance(self._problem, PooledLogProb):
             return []
-        return every_other_mode(at, starts_fn, refine) or []
+        return every_other_mode(search) or []
 
-    def _search(
-        self, found: Coordinates, factor: np.ndarray
-    ) -> tuple[Function, Callable[[int], np.ndarray], Callable[[OtherMode], OtherMode | None]]:
-        """Returns the arguments of `every_other_mode`."""
+    def _search(self, found: Coordinates, factor: np.ndarray) -> Search:
+        """Returns the search for other modes in these coordinates."""
         like, runs = found.center, self._runs
         inverse = inverse_of_factor(factor)
         first = flatten_events(self._state, 0).numpy() - flatten_events(like, 0).numpy()
         widths = prior_widths(self._problem, like, np.sqrt((factor**2).sum(axis=-1)))
 
         def starts(number: int) -> np.ndarray:
-            seed = self._mode_seed.numpy()
             runs.num_starts += NUM_STARTS
+            seed = self._mode_seed.numpy()
             return far_starts(runs.dim, inverse @ first, inverse * widths, seed, number)
 
         options = like, factor, runs.jit_compile
         at = self._timed(value_and_gradient_of_z(self._problem, *options))
-        return at, starts, lambda other: self._with_mass(found, factor, at, other)
+        return Search(at, starts, lambda other: self._with_mass(found, factor, at, other))
 
     def _timed(
         self, at: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]

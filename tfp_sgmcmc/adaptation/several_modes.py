@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,24 +43,27 @@ GRADIENTS_OF_ROUND = NUM_STARTS * NUM_GRADIENTS  # at most
 _SAME = 1.0  # deviations between two ends at one mode
 _MOST_SECONDS = 20.0
 
-Function = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+class Search(NamedTuple):
+    """A search for modes other than the one at z = 0.
+
+    Attributes:
+      value_and_gradient_fn: z, `[K + 1, D]` -> log posteriors and gradients.
+      starts_fn: number of a round -> starts of climbs, `[K, D]`.
+      refine: returns a mode with its mass and its factor, or None if it has hardly any mass.
+    """
+
+    value_and_gradient_fn: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+    starts_fn: Callable[[int], np.ndarray]
+    refine: Callable[[OtherMode], OtherMode | None]
 
 
-def every_other_mode(
-    value_and_gradient_fn: Function,
-    starts_fn: Callable[[int], np.ndarray],
-    refine: Callable[[OtherMode], OtherMode | None],
-) -> list[OtherMode] | None:
-    """Returns all modes but the one at z = 0, or None if some may be unseen.
+def every_other_mode(search: Search) -> list[OtherMode] | None:
+    """Returns all modes that a search finds, or None if some may be unseen.
 
     There are at least 80 climbs, and they go on until three have come to each mode. By the estimate
     of Good and Turing, the share of climbs that would end at a mode not seen is about that of the
     climbs to modes seen once, which is then zero.
-
-    Args:
-      value_and_gradient_fn: z, `[K + 1, D]` -> log posteriors and gradients.
-      starts_fn: number of a round -> starts of climbs, `[K, D]`.
-      refine: returns a mode with its factor, or None if it has hardly any mass.
 
     References:
       I. J. Good. The population frequencies of species and the estimation of population parameters.
@@ -67,7 +71,7 @@ def every_other_mode(
     """
     modes, arrivals, dismissed = list[OtherMode](), list[int](), list[np.ndarray]()
     for number in range(_MOST_ROUNDS):
-        ends = climb(value_and_gradient_fn, starts_fn(number))
+        ends = climb(search.value_and_gradient_fn, search.starts_fn(number))
         for z, log_prob in zip(ends.z[ends.is_mode], ends.log_probs[ends.is_mode], strict=True):
             distance = float(np.linalg.norm(z))
             if distance < FAR or any(np.linalg.norm(z - x) < _SAME for x in dismissed):
@@ -75,7 +79,7 @@ def every_other_mode(
             near = _nearest(modes, z, FAR)
             if near is None:
                 rough = OtherMode(distance, float(log_prob - ends.log_probs[0]), z)
-                mode = refine(rough)
+                mode = search.refine(rough)
                 if mode is None:
                     dismissed.append(z)
                     continue
@@ -89,7 +93,7 @@ def every_other_mode(
             arrivals[near] += 1
         if len(modes) >= _MOST_MODES:
             return None
-        if number + 1 >= FEWEST_ROUNDS and min(arrivals, default=0) >= _LEAST_ARRIVALS:
+        if number + 1 >= FEWEST_ROUNDS and all(x >= _LEAST_ARRIVALS for x in arrivals):
             return modes
     return None
 
