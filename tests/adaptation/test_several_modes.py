@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.special
 import tensorflow as tf
 import tensorflow_probability as tfp
 from scipy import stats
@@ -149,9 +150,19 @@ class TestSearch:
         rng = np.random.default_rng(0)
         assert self.modes_from(lambda _: rng.uniform(-5, 600, [16, 1]), 30) is None
 
-    def test_later_starts_differ(self) -> None:
-        """The first round has the starts of the search for one other mode."""
-        options = 2, np.zeros(2), 30 * np.eye(2), [0, 1]
-        first, second, third = (far_starts(*options, number) for number in range(3))
-        assert np.abs(first - second).min() > 0 and np.abs(second - third).min() > 0
-        np.testing.assert_array_equal(first, far_starts(*options))
+    def test_later_starts_lie_between(self) -> None:
+        """From 5 deviations to the prior's width, on a logarithmic scale; each round has its own.
+
+        Half are around the user's start, the nearer to it the farther they are from the center.
+        """
+        options = 3, np.array([1000.0, 0.0, 0.0]), 300 * np.eye(3), [0, 1]
+        rounds = np.stack([far_starts(*options, number) for number in range(1, 200)])
+        assert len(np.unique(rounds[..., 1])) == rounds[..., 1].size
+        distances = np.linalg.norm(rounds[:, 1::2], axis=-1)
+        # The logarithm is uniform from log 5 to that of the distance of a prior's draw.
+        prior = np.exp(np.log(300) + 0.5 * (scipy.special.digamma(1.5) + np.log(2)))
+        middle = 0.5 * (np.log(5) + np.log(prior))
+        assert abs(np.log(distances).mean() - middle) < 4.9 * np.log(distances).std() / 1592**0.5
+        assert distances.min() >= 5 and rounds[:, ::2, 0].mean() > 400 > abs(
+            rounds[:, 1::2, 0].mean()
+        )
