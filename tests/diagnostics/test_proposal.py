@@ -1,9 +1,10 @@
 """Proposals of importance sampling: their densities, draws and fits."""
 
 import numpy as np
+import pytest
 from scipy import stats
 
-from tfp_sgmcmc.diagnostics.proposal import MixtureProposal, Proposal
+from tfp_sgmcmc.diagnostics.proposal import MixtureProposal, Proposal, lower_factor
 from tfp_sgmcmc.diagnostics.weighted_sample import fit_proposal, weigh
 
 FIRST = Proposal(np.array([-4.0, 0.0]), np.array([[1.0, 0.0], [0.5, 1.0]]), 0.1)
@@ -44,6 +45,16 @@ def test_one_distribution_has_the_moments_of_all() -> None:
     )
     np.testing.assert_allclose(one.factor @ one.factor.T, covariance)
     assert FIRST.as_one() is FIRST
+
+
+def test_a_factor_of_nearly_collinear_roots() -> None:
+    """Columns that differ by 1e-9, in units of 1e6: their product has no Cholesky factor."""
+    root = 1e6 * np.array([[1.0, 0.0, 1.0], [1.0, 1e-9, 1.0]])
+    factor = lower_factor(root)
+    assert factor[0, 1] == 0 and (np.diag(factor) > 0).all()
+    np.testing.assert_allclose(factor[1, 1], 1e-3, rtol=1e-6)
+    with pytest.raises(np.linalg.LinAlgError):  # the negative control
+        np.linalg.cholesky(root @ root.T)
 
 
 def test_a_fit_finds_masses_and_moments() -> None:

@@ -26,7 +26,7 @@ from tfp_sgmcmc.adaptation.pilot import PilotRuns, seconds_of_second
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import MOST_FOR_MOMENTS, fit_kl_normal
-from tfp_sgmcmc.diagnostics.proposal import FIRST_SHARE, MixtureProposal, Proposal
+from tfp_sgmcmc.diagnostics.proposal import FIRST_SHARE, MixtureProposal, Proposal, lower_factor
 from tfp_sgmcmc.diagnostics.vector_functions import (
     block_size,
     log_prob_of_vectors,
@@ -143,9 +143,7 @@ def mixture_draws(
     rng = np.random.default_rng(seed.astype(np.uint32))
     components = [Proposal(mean, first, FIRST_SHARE)]
     for mode in others:
-        root = first @ mode.factor
-        scale = np.sqrt((root**2).sum(axis=1, keepdims=True))  # no unit of a parameter matters
-        factor = scale * np.linalg.cholesky(root / scale @ (root / scale).T)
+        factor = lower_factor(first @ mode.factor)
         components.append(Proposal(mean + first @ mode.z, factor, FIRST_SHARE))
     if runs.dim > MOST_FOR_MOMENTS:
         gradient_fn = value_and_gradient_of_vectors(problem, found.center, runs.jit_compile)

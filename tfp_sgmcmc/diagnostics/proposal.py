@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -96,13 +96,10 @@ class MixtureProposal(NamedTuple):
         """Returns one distribution with the mean and the covariance of the mixture's normals."""
         means = np.stack([q.mean for q in self.components])
         mean = self.weights @ means
-        roots = np.concatenate(
-            [(means - mean)[..., np.newaxis], [q.factor for q in self.components]], 2
-        )
-        covariance = np.einsum("k,kij,klj->il", self.weights, roots, roots)
-        scale = np.sqrt(np.diag(covariance))
-        factor = np.linalg.cholesky(covariance / np.outer(scale, scale))
-        return Proposal(mean, scale[:, np.newaxis] * factor, FIRST_SHARE)
+        offsets = (means - mean)[..., np.newaxis]
+        roots = np.concatenate([offsets, [q.factor for q in self.components]], axis=2)
+        roots *= np.sqrt(self.weights)[:, np.newaxis, np.newaxis]
+        return Proposal(mean, lower_factor(np.concatenate([*roots], axis=1)), FIRST_SHARE)
 
     def log_probs(self, x: np.ndarray) -> np.ndarray:
         """Returns log densities of the components times their weights, `[K, S]`."""
@@ -163,6 +160,12 @@ def normalized(log_weights: np.ndarray) -> np.ndarray:
         return np.full(len(log_weights), 1 / len(log_weights))
     weights = np.exp(log_weights - largest)
     return weights / weights.sum()
+
+
+def lower_factor(root: np.ndarray) -> np.ndarray:
+    """Returns the Cholesky factor of R R^T for a root R, `[D, K]`, without that product."""
+    upper: Any = np.linalg.qr(root.T, mode="r")
+    return upper.T * np.sign(np.diag(upper))
 
 
 def clipped_weights(log_weights: np.ndarray) -> np.ndarray:
