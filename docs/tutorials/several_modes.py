@@ -103,10 +103,11 @@ plt.show()
 # %% [markdown]
 # ## `sample`
 #
-# `sample` looks for other modes before it draws: it climbs from dispersed starts until at least
-# three climbs have come to each mode. If a mixture of normal distributions with heavy tails, one
-# for each mode, fits the posterior, its draws are the proposals of `IndependentMetropolis`. Up to
-# twelve modes are mixed. Where the mixture does not fit, the modes are flagged.
+# `sample` looks for other modes before it draws: it climbs from dispersed starts, and from the
+# modes with entries exchanged, until at least three climbs have come to each mode and 80 in a row
+# to no new one. If a mixture of normal distributions with heavy tails, one for each mode, fits the
+# posterior, its draws are the proposals of `IndependentMetropolis`. Up to twelve modes are mixed.
+# Where the mixture does not fit, the modes are flagged.
 
 # %%
 result = sgmcmc.sample(target, tf.constant([1.5, -1.5]), 1_000, seed=0, progress_bar=False)

@@ -119,9 +119,11 @@ def sample(
       least 0.2, they are the proposals of `IndependentMetropolis`, and `result.certificate` holds
       the proof. Otherwise the fit gives the coordinates of what follows. Wide draws, with 2 to 32
       times the deviations, show if the fit is that of a narrow peak on a broad shelf.
-    - Several modes: where a climb from one of 16 to 80 dispersed starts comes to another mode, or
-      wide draws come near one, climbs go on until three have come to each. The proposals are then
-      a mixture with a component for each mode, up to twelve, fitted and weighed in the same way.
+    - Several modes: where a climb from one of 16 to 144 dispersed starts comes to another mode, or
+      wide draws come near one, climbs go on until three have come to each, and 80 in a row to no
+      new one. They also begin at the modes with entries exchanged, because labels of components
+      often can be. The proposals are then a mixture with a component for each mode, up to twelve,
+      fitted and weighed in the same way.
     - Sampler otherwise: `UnderdampedLangevin` with second-order control variates
       (`ControlVariate`), or HMC on all data where that is cheaper by measured times of a step.
     - Minibatch n, step h and temperature: the cheapest n and h whose gradient noise is predicted to

@@ -112,9 +112,9 @@ def far_starts(
 ) -> np.ndarray:
     """Returns z of sixteen starts, `[16, D]`.
 
-    In the first round four lie near the center. The others are spread like the prior, around the
-    center and around the user's start. In later rounds they lie at distances between, because far
-    out all climbs may lead to the widest mode.
+    In rounds 0, 2, ... four lie near the center. The others are spread like the prior, around the
+    center and around the user's start. In rounds 1, 3, ... they lie at distances between, because
+    far out all climbs may lead to the widest mode.
 
     Args:
       dim: D.
@@ -125,7 +125,7 @@ def far_starts(
     """
     seeds = [*np.atleast_1d(seed), *([number] if number else [])]
     rng = np.random.default_rng(np.array(seeds).astype(np.uint32))
-    if number == 0:
+    if number % 2 == 0:
         near = np.repeat(_RADII, 2)[:, np.newaxis] * rng.standard_normal([4, dim])
         wide = rng.standard_normal([NUM_STARTS - 4, dim]) @ widths.T
         wide[::2] += first

@@ -31,6 +31,7 @@ from tfp_sgmcmc.adaptation.several_modes import (
     GRADIENTS_OF_ROUND,
     Search,
     every_other_mode,
+    exchanged,
     mixture_draws,
 )
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
@@ -48,7 +49,7 @@ _MOST_STEPS, _SAME = 50, 1.0  # of Newton's method, and deviations between two e
 _HARDLY_WIDER = 0.05  # what a second mode adds to a variance that is as good as nothing
 _MOST_MODES, _NEARLY_ALL = 3, 10.0  # that are tried, and the logarithm of a mass over another
 _LONG_SEARCH = 60.0  # seconds, for all modes
-_QUICK_SEARCH, _MOST_SEARCHES = 0.5, 5  # seconds of a round, and rounds, for one other mode
+_QUICK_SEARCH, _MOST_SEARCHES = 3.0, 9  # seconds, and rounds, for one other mode
 _FEWEST_ENTRIES = 20_000  # N D; a gradient of fewer costs about what a step's operations cost
 
 
@@ -207,7 +208,7 @@ class KernelSelector:
             rough = find_other_mode(search.value_and_gradient_fn, search.starts_fn(number))
             if rough is not None and (other := search.refine(rough)) is not None:
                 return other
-            if GRADIENTS_OF_ROUND * self._of_gradient > _QUICK_SEARCH:
+            if (number + 2) * GRADIENTS_OF_ROUND * self._of_gradient > _QUICK_SEARCH:
                 break
         return None
 
@@ -233,9 +234,18 @@ class KernelSelector:
             seed = self._mode_seed.numpy()
             return far_starts(runs.dim, inverse @ first, inverse * widths, seed, number)
 
+        center = flatten_events(like, 0).numpy()
+        parts = [tuple(x.shape) for x in tf.nest.flatten(like)]
+
+        def exchange(z: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+            return (exchanged(center + z @ factor.T, parts, rng) - center) @ inverse.T
+
+        def refine(other: OtherMode) -> OtherMode | None:
+            return self._with_mass(found, factor, at, other)
+
         options = like, factor, runs.jit_compile
         at = self._timed(value_and_gradient_of_z(self._problem, *options))
-        return Search(at, starts, lambda other: self._with_mass(found, factor, at, other))
+        return Search(at, starts, refine, exchange)
 
     def _timed(
         self, at: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]

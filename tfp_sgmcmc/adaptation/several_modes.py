@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -37,7 +38,7 @@ from tfp_sgmcmc.internal.nest import flatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
 
 _MOST_MODES = 12
-FEWEST_ROUNDS, _MOST_ROUNDS = 5, 15  # of sixteen climbs
+FEWEST_ROUNDS, _MOST_ROUNDS = 5, 30  # of sixteen climbs
 _LEAST_ARRIVALS = 3  # climbs to a mode; one that is hardly reached tells of others not reached
 GRADIENTS_OF_ROUND = NUM_STARTS * NUM_GRADIENTS  # at most
 _SAME = 1.0  # deviations between two ends at one mode
@@ -51,27 +52,35 @@ class Search(NamedTuple):
       value_and_gradient_fn: z, `[K + 1, D]` -> log posteriors and gradients.
       starts_fn: number of a round -> starts of climbs, `[K, D]`.
       refine: returns a mode with its mass and its factor, or None if it has hardly any mass.
+      exchange: z, `[K, D]`, generator -> z where entries of state parts changed places.
     """
 
     value_and_gradient_fn: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
     starts_fn: Callable[[int], np.ndarray]
     refine: Callable[[OtherMode], OtherMode | None]
+    exchange: Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 def every_other_mode(search: Search) -> list[OtherMode] | None:
     """Returns all modes that a search finds, or None if some may be unseen.
 
-    There are at least 80 climbs, and they go on until three have come to each mode. By the estimate
+    Climbs go on until three have come to each mode, and 80 in a row to no new one. By the estimate
     of Good and Turing, the share of climbs that would end at a mode not seen is about that of the
-    climbs to modes seen once, which is then zero.
+    climbs to modes seen once, which is then zero. Every other round begins at the modes with
+    entries exchanged, and at recombinations of the modes, entry by entry. Labels of components can
+    often be exchanged, and starts that are spread like the prior hardly find all such modes.
 
     References:
       I. J. Good. The population frequencies of species and the estimation of population parameters.
       Biometrika, 1953.
     """
     modes, arrivals, dismissed = list[OtherMode](), list[int](), list[np.ndarray]()
+    last_new = -1
     for number in range(_MOST_ROUNDS):
-        ends = climb(search.value_and_gradient_fn, search.starts_fn(number))
+        starts = search.starts_fn(number)
+        if number % 2 and modes:
+            starts = _varied(modes, starts.shape, search.exchange, np.random.default_rng(number))
+        ends = climb(search.value_and_gradient_fn, starts)
         for z, log_prob in zip(ends.z[ends.is_mode], ends.log_probs[ends.is_mode], strict=True):
             distance = float(np.linalg.norm(z))
             if distance < FAR or any(np.linalg.norm(z - x) < _SAME for x in dismissed):
@@ -87,15 +96,53 @@ def every_other_mode(search: Search) -> list[OtherMode] | None:
                     return None
                 near = _nearest(modes, mode.z, _SAME)
                 if near is None:
-                    near = len(modes)
+                    near, last_new = len(modes), number
                     modes.append(mode)
                     arrivals.append(0)
             arrivals[near] += 1
         if len(modes) >= _MOST_MODES:
             return None
-        if number + 1 >= FEWEST_ROUNDS and all(x >= _LEAST_ARRIVALS for x in arrivals):
+        is_quiet = number - last_new >= FEWEST_ROUNDS
+        if is_quiet and all(x >= _LEAST_ARRIVALS for x in arrivals):
             return modes
     return None
+
+
+def _varied(
+    modes: Sequence[OtherMode],
+    shape: tuple[int, ...],
+    exchange: Callable[[np.ndarray, np.random.Generator], np.ndarray],
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Returns starts: modes with entries exchanged, and with entries of random modes, by turns.
+
+    Their noise is a third of the modes' spread.
+    """
+    places = np.stack([np.zeros(shape[1]), *(mode.z for mode in modes)])
+    chosen = rng.integers(len(places), size=shape)
+    chosen[::2] = chosen[::2, :1]
+    starts = np.take_along_axis(places, chosen, axis=0)
+    starts[::2] = exchange(starts[::2], rng)
+    return starts + rng.standard_normal(shape) * places.std(axis=0) / 3
+
+
+def exchanged(
+    flat: np.ndarray, shapes: Sequence[tuple[int, ...]], rng: np.random.Generator
+) -> np.ndarray:
+    """Returns flat states, `[K, D]`, where the first axis of all parts is in a random order.
+
+    Parts with equally long first axes have the same order, as those of a mixture's components.
+    """
+    states = flat.copy()
+    for row in states:
+        orders = {shape[0]: rng.permutation(shape[0]) for shape in shapes if shape}
+        begin = 0
+        for shape in shapes:
+            end = begin + math.prod(shape)
+            if shape:
+                row[begin:end] = row[begin:end].reshape(shape)[orders[shape[0]]].ravel()
+            begin = end
+    return states
 
 
 def _nearest(modes: Sequence[OtherMode], z: np.ndarray, most: float) -> int | None:
