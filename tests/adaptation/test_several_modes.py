@@ -1,5 +1,6 @@
 """`sample` on posteriors with several modes: all are found, and visited by their masses."""
 
+import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from scipy import stats
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.adaptation import several_modes
-from tfp_sgmcmc.adaptation.independent_draws import OtherMode, far_starts
+from tfp_sgmcmc.adaptation.independent_draws import Climbs, OtherMode, climb, far_starts
 from tfp_sgmcmc.adaptation.kernel_selector import KernelSelector
 from tfp_sgmcmc.adaptation.several_modes import Search, every_other_mode, exchanged
 from tfp_sgmcmc.targets.streaming.pooled import PooledLogProb
@@ -117,6 +118,10 @@ def test_modes_of_a_pool_of_rows_are_not_mixed(is_pool: bool) -> None:
     assert len(selector.places) == 1 and len(selector._others) == (not is_pool)
 
 
+def ends_of(at: Any, starts: Any, number: int) -> Climbs:
+    return climb(at, starts(number))
+
+
 class TestSearch:
     """Climbs on a line with modes at 0, 20, 40, ..., all of deviation 1."""
 
@@ -131,7 +136,8 @@ class TestSearch:
         def refine(rough: OtherMode) -> OtherMode:
             return rough._replace(factor=np.eye(1))
 
-        return every_other_mode(Search(at, starts, refine, lambda z, _: z))
+        ends = functools.partial(ends_of, at, starts)
+        return every_other_mode(Search(at, ends, refine, lambda z, _: z))
 
     def test_all_modes_are_found(self) -> None:
         rng = np.random.default_rng(0)
@@ -188,7 +194,8 @@ class TestSearch:
         def refine(rough: OtherMode) -> OtherMode:
             return rough._replace(factor=np.eye(3))
 
-        found = every_other_mode(Search(at, starts, refine, exchange))
+        ends = functools.partial(ends_of, at, starts)
+        found = every_other_mode(Search(at, ends, refine, exchange))
         assert found is not None and len(found) == 5
 
     def test_later_starts_lie_between(self) -> None:

@@ -409,6 +409,10 @@ def test_gradients_come_in_blocks() -> None:
     np.testing.assert_allclose(Gradients(normal, False)(z, tf.constant([0, 1])), -z, rtol=1e-6)
 
 
+def other_mode_from(at: Any, starts: np.ndarray) -> independent_draws.OtherMode | None:
+    return independent_draws.find_other_mode(at, independent_draws.climb(at, starts))
+
+
 def test_another_mode_is_found() -> None:
     two = tfd.MixtureSameFamily(
         tfd.Categorical(probs=[0.5, 0.5]), tfd.Normal(np.float32([0.0, 20.0]), np.float32(1.0))
@@ -424,11 +428,11 @@ def test_another_mode_is_found() -> None:
         return values
 
     starts = independent_draws.far_starts(1, np.zeros(1), np.full([1, 1], 10.0), 0)
-    found = independent_draws.find_other_mode(of(two), starts)
+    found = other_mode_from(of(two), starts)
     assert found is not None
     np.testing.assert_allclose([*found[:2], *found.z], [20.0, 0.0, 20.0], atol=0.1)
     one = tfd.Normal(0.0, 1.0)
-    assert independent_draws.find_other_mode(of(one), starts) is None
+    assert other_mode_from(of(one), starts) is None
 
 
 def test_a_flat_shelf_is_no_mode() -> None:
@@ -439,14 +443,14 @@ def test_a_flat_shelf_is_no_mode() -> None:
         return -3 * height[:, 0], -1.5 * z * (1 - height**2)
 
     starts = independent_draws.far_starts(1, np.zeros(1), np.full([1, 1], 10.0), 0)
-    assert independent_draws.find_other_mode(shelf, starts) is None
+    assert other_mode_from(shelf, starts) is None
 
     def with_mode(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # the negative control
         value, slope = shelf(z)
         bump = 2 * np.exp(-((z - 20) ** 2) / 50)
         return value + bump[:, 0], slope - bump * (z - 20) / 25
 
-    found = independent_draws.find_other_mode(with_mode, starts)
+    found = other_mode_from(with_mode, starts)
     assert found is not None and abs(found.distance - 20) < 0.5
 
 

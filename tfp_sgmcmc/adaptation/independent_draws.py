@@ -139,15 +139,15 @@ def far_starts(
 
 
 def find_other_mode(
-    value_and_gradient_fn: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], starts: np.ndarray
+    value_and_gradient_fn: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], ends: Climbs
 ) -> OtherMode | None:
-    """Climbs from `starts`, `[K, D]`; returns the highest other mode, or None.
+    """Returns the highest other mode where climbs ended, or None.
 
     The function returns the log posterior of z and its gradient at `[K + 1, D]`. Where the log
     posterior does not dip on the line to the center, a climb ended in a flat tail, and not at
     another mode.
     """
-    z, log_probs, is_mode = climb(value_and_gradient_fn, starts)
+    z, log_probs, is_mode = ends
     heights, distances = log_probs - log_probs[0], np.linalg.norm(z, axis=-1)
     others = np.flatnonzero(is_mode & (distances > FAR))
     # Between two modes the log posterior is lower. A flat tail has no such dip.
@@ -228,10 +228,7 @@ def independent_draws(
             f"of times: N D is {size:,}, above {_MOST_ENTRIES:,}."
         )
         return None, found
-    log_prob_fn = log_prob_of_vectors(problem, found.center, runs.jit_compile)
-    mean = flatten_events(found.center, 0).numpy().astype(np.float64)
-    many = np.tile(mean, [block_size(problem), 1])
-    seconds = seconds_of_second(lambda: log_prob_fn(many)) / len(many)
+    log_prob_fn, mean, seconds = timed_log_prob(problem, found.center, runs)
     num_evaluated = num_evaluations(runs.dim, NUM_DRAWS) + 2 * NUM_WIDE
     cost = seconds * (num_evaluated + num_results * num_chains)
     if cost > (_MOST_SECONDS if size < _MANY_ENTRIES else _MOST_OF_MANY):
@@ -269,6 +266,16 @@ def independent_draws(
         tested(choices),
     )
     return with_proposal(problem, choices, lines, sample, runs.num_starts), found
+
+
+def timed_log_prob(
+    problem: MinibatchLogProb, center: State, runs: PilotRuns
+) -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray, float]:
+    """Returns log posteriors of flat states, the flat center, and the seconds of one of many."""
+    log_prob_fn = log_prob_of_vectors(problem, center, runs.jit_compile)
+    mean = flatten_events(center, 0).numpy().astype(np.float64)
+    many = np.tile(mean, [block_size(problem), 1])
+    return log_prob_fn, mean, seconds_of_second(lambda: log_prob_fn(many)) / len(many)
 
 
 def figures_of(sample: WeightedSample) -> str:
@@ -380,8 +387,7 @@ def _sample(problem: MinibatchLogProb, choices: Choices, like: State) -> Weighte
         mean, factor = flatten_events(center, 0).numpy(), root_of_inverse(-choices.hessian)
         options = mean.astype(np.float64), factor, NUM_DRAWS, rng
         return weighted_sample_of(problem, like, *options)[0]
-    means = flatten_events(center, 1).numpy().astype(np.float64)
-    factors = [root_of_inverse(-x) for x in choices.hessian]
-    parts = zip(means, factors, choices.arguments["tail_share"], strict=True)
-    mixture = MixtureProposal(tuple(Proposal(*x) for x in parts), np.array(weights))
+    means, shares = flatten_events(center, 1).numpy(), np.array(choices.arguments["tail_share"])
+    factors = np.stack([root_of_inverse(-x) for x in choices.hessian])
+    mixture = MixtureProposal.of(means, factors, shares, np.array(weights))
     return weigh(log_prob_of_vectors(problem, like), mixture, NUM_DRAWS, rng)[0]

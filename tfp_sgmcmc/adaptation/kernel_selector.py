@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -14,7 +15,9 @@ from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_at_mode, with_
 from tfp_sgmcmc.adaptation.hamiltonian import TimedHMC
 from tfp_sgmcmc.adaptation.independent_draws import (
     NUM_STARTS,
+    Climbs,
     OtherMode,
+    climb,
     far_starts,
     find_other_mode,
     independent_draws,
@@ -113,17 +116,19 @@ class KernelSelector:
         if found.factor is None:
             return self.with_all_examples(num_results)
         seed = random.fold_in(self._mode_seed, 1).numpy()
+        options = self._runs, seed, num_results, self._num_chains
         if self._others:
-            options = self._runs, seed, num_results, self._num_chains
             mixture = mixture_draws(self._problem, found, self._others, *options)
             if mixture is not None:
                 self.places.clear()  # draws come to all modes
                 return mixture
-        options = self._runs, seed, num_results, self._num_chains, bool(self.places)
+        has_other_mode = bool(self.places)
         try:
-            independent, found = independent_draws(self._problem, found, *options)
+            independent, found = independent_draws(self._problem, found, *options, has_other_mode)
         except NotNearGaussian as reason:
-            mixture = self._mixture_with(reason.place, found, seed, num_results)
+            # Wide draws may find a narrow mode that no climb from dispersed starts came to.
+            others = self._modes_from(reason.place, found, found.factor)
+            mixture = mixture_draws(self._problem, found, others, *options) if others else None
             if mixture is None:
                 raise
             return mixture
@@ -180,32 +185,19 @@ class KernelSelector:
             state = unflatten_events((flat + offset).astype(flat.dtype), found.center, 0)
         return found
 
-    def _mixture_with(
-        self, place: Place | None, found: Coordinates, seed: np.ndarray, num_results: int
-    ) -> PreparedKernel | None:
-        """Returns draws of all modes, with those that are reached from `place`; None without any.
-
-        Wide draws may find a narrow mode that no climb from dispersed starts came to.
-        """
-        if place is None or place.state is None or found.factor is None:
-            return None
-        search = self._search(found, found.factor)
+    def _modes_from(
+        self, place: Place | None, found: Coordinates, factor: np.ndarray
+    ) -> list[OtherMode]:
+        """Returns all other modes, with those that climbs from a place reach."""
+        if place is None or place.state is None:
+            return []
         offset = place.state - flatten_events(found.center, 0).numpy()
-        begin = (inverse_of_factor(found.factor) @ offset)[np.newaxis]
-
-        def starts(number: int) -> np.ndarray:
-            return np.concatenate([begin, search.starts_fn(number)[1:]])
-
-        others = self._every_other_mode(search._replace(starts_fn=starts))
-        if not others:
-            return None
-        options = self._runs, seed, num_results, self._num_chains
-        return mixture_draws(self._problem, found, others, *options)
+        return self._every_other_mode(self._search(found, factor, [offset]))
 
     def _other_mode(self, search: Search) -> OtherMode | None:
         """Returns another mode, searched for in several rounds of climbs where they are quick."""
         for number in range(_MOST_SEARCHES):
-            rough = find_other_mode(search.value_and_gradient_fn, search.starts_fn(number))
+            rough = find_other_mode(search.value_and_gradient_fn, search.ends_fn(number))
             if rough is not None and (other := search.refine(rough)) is not None:
                 return other
             if (number + 2) * GRADIENTS_OF_ROUND * self._of_gradient > _QUICK_SEARCH:
@@ -222,17 +214,22 @@ class KernelSelector:
             return []
         return every_other_mode(search) or []
 
-    def _search(self, found: Coordinates, factor: np.ndarray) -> Search:
-        """Returns the search for other modes in these coordinates."""
+    def _search(
+        self, found: Coordinates, factor: np.ndarray, offsets: Sequence[np.ndarray] = ()
+    ) -> Search:
+        """Returns the search for other modes, which also begins at `offsets` from the center."""
         like, runs = found.center, self._runs
         inverse = inverse_of_factor(factor)
         first = flatten_events(self._state, 0).numpy() - flatten_events(like, 0).numpy()
         widths = prior_widths(self._problem, like, np.sqrt((factor**2).sum(axis=-1)))
+        begin = [inverse @ offset for offset in offsets]
 
-        def starts(number: int) -> np.ndarray:
+        @functools.cache  # the first rounds are looked at twice where there is another mode
+        def ends(number: int) -> Climbs:
             runs.num_starts += NUM_STARTS
             seed = self._mode_seed.numpy()
-            return far_starts(runs.dim, inverse @ first, inverse * widths, seed, number)
+            starts = far_starts(runs.dim, inverse @ first, inverse * widths, seed, number)
+            return climb(at, np.stack([*begin, *starts[len(begin) :]]))
 
         center = flatten_events(like, 0).numpy()
         parts = [tuple(x.shape) for x in tf.nest.flatten(like)]
@@ -245,7 +242,7 @@ class KernelSelector:
 
         options = like, factor, runs.jit_compile
         at = self._timed(value_and_gradient_of_z(self._problem, *options))
-        return Search(at, starts, refine, exchange)
+        return Search(at, ends, refine, exchange)
 
     def _timed(
         self, at: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]

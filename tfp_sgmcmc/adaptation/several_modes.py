@@ -15,27 +15,25 @@ from tfp_sgmcmc.adaptation.independent_draws import (
     NUM_DRAWS,
     NUM_GRADIENTS,
     NUM_STARTS,
+    Climbs,
     OtherMode,
     climb,
     figures_of,
     settings_of,
     tested,
+    timed_log_prob,
     with_proposal,
 )
 from tfp_sgmcmc.adaptation.out_of_reach import place_beyond
-from tfp_sgmcmc.adaptation.pilot import PilotRuns, seconds_of_second
+from tfp_sgmcmc.adaptation.pilot import PilotRuns
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import MOST_FOR_MOMENTS, fit_kl_normal
-from tfp_sgmcmc.diagnostics.proposal import FIRST_SHARE, MixtureProposal, Proposal, lower_factor
-from tfp_sgmcmc.diagnostics.vector_functions import (
-    block_size,
-    log_prob_of_vectors,
-    value_and_gradient_of_vectors,
-)
+from tfp_sgmcmc.diagnostics.proposal import FIRST_SHARE, MixtureProposal, Proposal
+from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
 from tfp_sgmcmc.diagnostics.weighted_sample import fit_proposal, num_draws_for
-from tfp_sgmcmc.internal.nest import flatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
+from tfp_sgmcmc.targets.laplace.quadratic import lower_factor
 
 _MOST_MODES = 12
 FEWEST_ROUNDS, _MOST_ROUNDS = 5, 30  # of sixteen climbs
@@ -50,13 +48,13 @@ class Search(NamedTuple):
 
     Attributes:
       value_and_gradient_fn: z, `[K + 1, D]` -> log posteriors and gradients.
-      starts_fn: number of a round -> starts of climbs, `[K, D]`.
+      ends_fn: number of a round -> where climbs from dispersed starts end.
       refine: returns a mode with its mass and its factor, or None if it has hardly any mass.
       exchange: z, `[K, D]`, generator -> z where entries of state parts changed places.
     """
 
     value_and_gradient_fn: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-    starts_fn: Callable[[int], np.ndarray]
+    ends_fn: Callable[[int], Climbs]
     refine: Callable[[OtherMode], OtherMode | None]
     exchange: Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
@@ -77,10 +75,11 @@ def every_other_mode(search: Search) -> list[OtherMode] | None:
     modes, arrivals, dismissed = list[OtherMode](), list[int](), list[np.ndarray]()
     last_new = -1
     for number in range(_MOST_ROUNDS):
-        starts = search.starts_fn(number)
         if number % 2 and modes:
-            starts = _varied(modes, starts.shape, search.exchange, np.random.default_rng(number))
-        ends = climb(search.value_and_gradient_fn, starts)
+            starts = _varied(modes, search.exchange, np.random.default_rng(number))
+            ends = climb(search.value_and_gradient_fn, starts)
+        else:
+            ends = search.ends_fn(number)
         for z, log_prob in zip(ends.z[ends.is_mode], ends.log_probs[ends.is_mode], strict=True):
             distance = float(np.linalg.norm(z))
             if distance < FAR or any(np.linalg.norm(z - x) < _SAME for x in dismissed):
@@ -110,7 +109,6 @@ def every_other_mode(search: Search) -> list[OtherMode] | None:
 
 def _varied(
     modes: Sequence[OtherMode],
-    shape: tuple[int, ...],
     exchange: Callable[[np.ndarray, np.random.Generator], np.ndarray],
     rng: np.random.Generator,
 ) -> np.ndarray:
@@ -118,7 +116,8 @@ def _varied(
 
     Their noise is a third of the modes' spread.
     """
-    places = np.stack([np.zeros(shape[1]), *(mode.z for mode in modes)])
+    places = np.stack([np.zeros_like(modes[0].z), *(mode.z for mode in modes)])
+    shape = NUM_STARTS, places.shape[1]
     chosen = rng.integers(len(places), size=shape)
     chosen[::2] = chosen[::2, :1]
     starts = np.take_along_axis(places, chosen, axis=0)
@@ -147,11 +146,13 @@ def exchanged(
 
 def _nearest(modes: Sequence[OtherMode], z: np.ndarray, most: float) -> int | None:
     """Returns the number of the mode within `most` of its own deviations, if there is one."""
-    factors = [np.eye(len(z)) if mode.factor is None else mode.factor for mode in modes]
-    pairs = zip(factors, modes, strict=True)
-    distances = [np.linalg.norm(np.linalg.solve(factor, z - mode.z)) for factor, mode in pairs]
-    nearest = int(np.argmin(distances)) if distances else 0
-    return nearest if distances and distances[nearest] < most else None
+    if not modes:
+        return None
+    offsets = np.stack([z - mode.z for mode in modes])[..., np.newaxis]
+    factors = np.array([mode.factor for mode in modes])
+    distances = np.linalg.norm(np.linalg.solve(factors, offsets)[..., 0], axis=-1)
+    nearest = int(distances.argmin())
+    return nearest if distances[nearest] < most else None
 
 
 def mixture_draws(
@@ -179,10 +180,7 @@ def mixture_draws(
     """
     first = found.factor
     assert first is not None
-    mean = flatten_events(found.center, 0).numpy().astype(np.float64)
-    log_prob_fn = log_prob_of_vectors(problem, found.center, runs.jit_compile)
-    many = np.tile(mean, [block_size(problem), 1])
-    seconds = seconds_of_second(lambda: log_prob_fn(many)) / len(many)
+    log_prob_fn, mean, seconds = timed_log_prob(problem, found.center, runs)
     size = (1 + len(others)) * max(NUM_DRAWS, num_draws_for(runs.dim))
     if seconds * (2 * size + num_results * num_chains) > _MOST_SECONDS:
         runs.dropped.append("A mixture of all modes was dropped, because it would take long.")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.random.normals import defensive_normal_log_prob_at, draw_defensive_normal
+from tfp_sgmcmc.targets.laplace.quadratic import lower_factor
 
 _SHARES = (0.05, 0.2, 0.9)  # of heavy tails
 FIRST_SHARE = _SHARES[1]
@@ -81,6 +82,15 @@ class MixtureProposal(NamedTuple):
 
     components: tuple[Proposal, ...]
     weights: np.ndarray
+
+    @classmethod
+    def of(
+        cls, means: np.ndarray, factors: np.ndarray, tail_shares: np.ndarray, weights: np.ndarray
+    ) -> MixtureProposal:
+        """Returns the mixture of arrays with a leading axis of components, of any precision."""
+        parts = zip(means.astype(np.float64), factors.astype(np.float64), tail_shares, strict=True)
+        weights = weights.astype(np.float64)
+        return cls(tuple(Proposal(*part) for part in parts), weights / weights.sum())
 
     @classmethod
     def with_masses(cls, components: tuple[Proposal, ...], masses: np.ndarray) -> MixtureProposal:
@@ -160,12 +170,6 @@ def normalized(log_weights: np.ndarray) -> np.ndarray:
         return np.full(len(log_weights), 1 / len(log_weights))
     weights = np.exp(log_weights - largest)
     return weights / weights.sum()
-
-
-def lower_factor(root: np.ndarray) -> np.ndarray:
-    """Returns the Cholesky factor of R R^T for a root R, `[D, K]`, without that product."""
-    upper: Any = np.linalg.qr(root.T, mode="r")
-    return upper.T * np.sign(np.diag(upper))
 
 
 def clipped_weights(log_weights: np.ndarray) -> np.ndarray:

@@ -241,7 +241,7 @@ def materialized(x: tf.Tensor) -> tf.Tensor:
 
     It fuses `x` into the loops that read it, and so may compute an entry again for each
     reader. It stores what enters a loop. The loop here never runs, which XLA cannot know. Elsewhere
-    this returns x itself.
+    this returns x itself, and everywhere if x is not floating.
     """
     if not compiles_for_cpu() or not x.dtype.is_floating:
         return x

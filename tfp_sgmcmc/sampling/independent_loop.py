@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.diagnostics.proposal import MixtureProposal, Proposal
+from tfp_sgmcmc.diagnostics.proposal import MixtureProposal
 from tfp_sgmcmc.diagnostics.vector_functions import log_prob_of_vectors
 from tfp_sgmcmc.internal.nest import flatten_events, unflatten_events
 from tfp_sgmcmc.kernels.independent_metropolis import (
@@ -124,9 +124,7 @@ def _draw(
         z = draw_defensive_normal(shape, float(share), rng)
         log_q = defensive_normal_log_prob(tf.constant(z), tf.constant(share, tf.float64))
         return center + z @ factor.T, log_q
-    parts = zip(center.astype(np.float64), factor.astype(np.float64), share.tolist(), strict=True)
-    weights = results.weights.numpy().astype(np.float64)
-    mixture = MixtureProposal(tuple(Proposal(*x) for x in parts), weights / weights.sum())
+    mixture = MixtureProposal.of(center, factor, share, results.weights.numpy())
     # The first half of antithetic draws is independent.
     draws = mixture.sample(2 * math.prod(shape[:-1]), rng)[: math.prod(shape[:-1])]
     return draws.reshape(shape), mixture.log_prob(draws).reshape(shape[:-1])

@@ -183,9 +183,14 @@ def root_of_inverse(precision: np.ndarray) -> np.ndarray:
     except np.linalg.LinAlgError:
         values, vectors = np.linalg.eigh(scaled)
         least = len(values) * np.finfo(values.dtype).eps * values[-1]
-        upper: Any = np.linalg.qr((vectors / np.sqrt(np.maximum(values, least))).T, mode="r")
-        root = upper.T * np.sign(np.diag(upper))
+        root = lower_factor(vectors / np.sqrt(np.maximum(values, least)))
     return root / scale[:, np.newaxis]
+
+
+def lower_factor(root: np.ndarray) -> np.ndarray:
+    """Returns the Cholesky factor of R R^T for a root R, `[D, K]`, without that product."""
+    upper: Any = np.linalg.qr(root.T, mode="r")
+    return upper.T * np.sign(np.diag(upper))
 
 
 def precision_of(factor: np.ndarray) -> np.ndarray:
