@@ -289,3 +289,22 @@ def test_products_of_matrices_with_weights_do_not_stop_the_process(compiled: boo
     with pytest.warns(UserWarning, match="one after another.*'MatMul'"):
         found = estimate(True)
     np.testing.assert_allclose(found, estimate(False), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("mode", ["graph", "eager"])
+def test_likelihoods_with_a_loop_that_tensorflow_does_not_vectorize(mode: str) -> None:
+    """`tf.scan` gives x_t = a^t, so the log likelihood -x_t of time t has the score -t a^(t - 1)."""
+    times = np.array([1, 4, 5, 9, 2], np.int32)
+
+    def log_likelihood(a: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+        x, _ = tf.scan(lambda c, _: (c[0] * a, c[1]), tf.range(9), (tf.ones_like(a), 0 * a))
+        return -tf.gather(x, batch - 1)
+
+    target = sgmcmc.MinibatchLogProb(lambda a: -(a**2), log_likelihood, times, 5)
+    estimate = in_mode(lambda a: target.estimate(a, SEED), mode)
+    a = tf.constant(0.9, tf.float64)
+    with pytest.warns(UserWarning, match="one after another.*TensorFlow reports"):
+        found = estimate(a)
+    drawn = times[target.draw(SEED, tf.range(5), ()).numpy()]
+    np.testing.assert_allclose(found.scores, -drawn * 0.9 ** (drawn - 1), rtol=1e-12)
+    np.testing.assert_allclose(found.gradient, -1.8 + found.scores.numpy().sum(), rtol=1e-12)

@@ -41,6 +41,7 @@ _DEPTH = 10.0  # difference of the log posterior from which a mode has hardly an
 _RADII = (5.0, 15.0)  # of the nearer starts, in deviations of an entry
 NUM_STARTS = 16
 NUM_GRADIENTS, _FLAT = 100, 0.03  # of a climb at most, and the gradient at which it ends
+_SEVERAL = 10  # gradients after which the speed of climbs is looked at
 
 NUM_DRAWS = 2000  # that are weighed
 _MOST_ENTRIES = 10_000_000  # N D
@@ -165,16 +166,24 @@ def climb(
     """Climbs from `starts`, `[K, D]`, and from the center, which is a mode.
 
     The posterior of z is near N(0, I) at the center. The steps are those of Barzilai and Borwein,
-    halved where the log posterior falls.
+    halved where the log posterior falls. The climbs end when each has come to a mode, or rises so
+    slowly that it would not come near the height of the first.
     """
     at = value_and_gradient_fn
     z = np.concatenate([0 * starts[:1], starts])
     value, gradient = at(z)
+    before = value
     with np.errstate(all="ignore"):
         step = np.linalg.norm(z, axis=-1) / np.maximum(np.linalg.norm(gradient, axis=-1), 1e-30)
         step = np.minimum(0.1 * step, 1.0)
-        for _ in range(NUM_GRADIENTS):
-            if (np.abs(gradient).max(axis=-1) < _FLAT).all():
+        for number in range(NUM_GRADIENTS):
+            ended = np.abs(gradient).max(axis=-1) < _FLAT
+            if number % _SEVERAL == 0:
+                rounds_left = (NUM_GRADIENTS - number) / _SEVERAL
+                within_reach = value + rounds_left * (value - before)
+                ended |= (number > 0) & (within_reach < value[0] - _DEPTH)
+                before = value
+            if ended.all():
                 break
             moved = z + step[:, np.newaxis] * gradient
             there, slope = at(moved)

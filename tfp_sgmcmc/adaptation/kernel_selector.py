@@ -37,6 +37,7 @@ from tfp_sgmcmc.adaptation.several_modes import (
     exchanged,
     mixture_draws,
 )
+from tfp_sgmcmc.diagnostics.vector_functions import num_padded
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.targets import MinibatchLogProb
@@ -224,12 +225,21 @@ class KernelSelector:
         widths = prior_widths(self._problem, like, np.sqrt((factor**2).sum(axis=-1)))
         begin = [inverse @ offset for offset in offsets]
 
+        at_once = max(1, num_padded(self._problem, like) // (1 + NUM_STARTS))  # rounds, in a call
+
         @functools.cache  # the first rounds are looked at twice where there is another mode
+        def several(group: int) -> Climbs:
+            runs.num_starts += at_once * NUM_STARTS
+            seed, starts = self._mode_seed.numpy(), list[np.ndarray]()
+            for number in range(group * at_once, (group + 1) * at_once):
+                far = far_starts(runs.dim, inverse @ first, inverse * widths, seed, number)
+                starts.extend([*begin, *far[len(begin) :]])
+            return climb(at, np.stack(starts))
+
         def ends(number: int) -> Climbs:
-            runs.num_starts += NUM_STARTS
-            seed = self._mode_seed.numpy()
-            starts = far_starts(runs.dim, inverse @ first, inverse * widths, seed, number)
-            return climb(at, np.stack([*begin, *starts[len(begin) :]]))
+            group, place = divmod(number, at_once)
+            mine = np.arange(NUM_STARTS) + place * NUM_STARTS + 1
+            return Climbs(*(x[[0, *mine]] for x in several(group)))
 
         center = flatten_events(like, 0).numpy()
         parts = [tuple(x.shape) for x in tf.nest.flatten(like)]

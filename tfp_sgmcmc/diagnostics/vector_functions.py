@@ -69,8 +69,8 @@ def value_and_gradient_of_vectors(
 
     name = f"value and gradient of many, jit_compile={jit_compile}"
     evaluate = kept_program(target, name, like, lambda: traced(of_states, jit_compile))
-    few = _FEW if _FEW * target.num_examples <= _MOST_PADDED else _FEWER
-    dtype, size = tf.nest.flatten(like)[0].dtype, block_size(target) if in_blocks else few
+    dtype = tf.nest.flatten(like)[0].dtype
+    size = block_size(target) if in_blocks else num_padded(target, like)
 
     def value_and_gradient(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if in_blocks or not is_large:
@@ -84,6 +84,16 @@ def value_and_gradient_of_vectors(
 
 def _is_large(target: Target, like: State) -> bool:
     return target.num_examples * num_entries(like) > _WORTH_COMPILING
+
+
+def num_padded(target: Target, like: State) -> int:
+    """Returns the number of states that few states of a small target are padded to.
+
+    It is 1 for a large target, whose states are evaluated as they are.
+    """
+    if _is_large(target, like):
+        return 1
+    return _FEW if _FEW * target.num_examples <= _MOST_PADDED else _FEWER
 
 
 def block_size(target: Target) -> int:

@@ -11,6 +11,10 @@ import tensorflow as tf
 
 from tfp_sgmcmc.internal import xla
 
+_UNSAFE = (
+    "oneDNN fails in the vectorized form of the operation {!r}. Programs and models compiled with "
+    "jit_compile=True do not use it."
+)
 _ONEDNN_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
 
 
@@ -18,36 +22,48 @@ _ONEDNN_DTYPES = (tf.float32, tf.bfloat16, tf.float16)
 def map_examples(fn: Callable[[Any], Any], elements: Any) -> Any:
     """Maps `fn` over the elements of a nest with leaves `[n, ...]`, and stacks the results.
 
-    It calls `tf.vectorized_map`, or, with a warning, a loop if an operation would fail in it (see
-    `unsafe_operation`). A single element, such as a series, is given to `fn` as it is.
+    It calls `tf.vectorized_map`, or, with a warning, a loop if that fails (see `vectorized_or_not`
+    and `unsafe_operation`). A single element, such as a series, is given to `fn` as it is.
     """
     if {x.shape[0] for x in tf.nest.flatten(elements)} == {1}:
         found = fn(tf.nest.map_structure(lambda x: x[0], elements))
         return tf.nest.map_structure(lambda y: y[tf.newaxis], found)
-    operation = unsafe_operation(fn, elements)
-    if operation is None and tf.executing_eagerly():
-        # In a graph, because TensorFlow makes a function for each eager call, and warns of many.
-        return xla.traced(lambda x: tf.vectorized_map(fn, x))(elements)
-    if operation is None:
-        return tf.vectorized_map(fn, elements)
-    warnings.warn(
-        "The scores of single examples are computed one after another, because oneDNN fails in the "
-        f"vectorized form of the operation {operation!r}. Programs compiled with jit_compile=True "
-        "do not use it.",
-        stacklevel=2,
-    )
-    return one_by_one(fn, elements)
+    found, reason = vectorized_or_not(fn, elements, lambda: unsafe_operation(fn, elements))
+    if reason is not None:
+        warnings.warn(
+            f"The scores of single examples are computed one after another, slowly. {reason}",
+            stacklevel=2,
+        )
+    return found
 
 
-def one_by_one(fn: Callable[[Any], Any], elements: Any) -> Any:
-    """Maps `fn` over the elements as `map_examples`, in a loop."""
+def vectorized_or_not(
+    fn: Callable[[Any], Any], elements: Any, reason_fn: Callable[[], str | None]
+) -> tuple[Any, str | None]:
+    """Maps `fn` over the elements by `tf.vectorized_map`, or in a loop if there is a reason.
+
+    Returns the results, and the reason or None. It is that of `reason_fn`, or the words of
+    TensorFlow where that cannot vectorize `fn`, as some loops and branches.
+    """
+    try:
+        reason = reason_fn()
+        if reason is None:
+            with without_log():
+                if not tf.executing_eagerly():
+                    return tf.vectorized_map(fn, elements), None
+                # TensorFlow makes a function for each eager call, and warns of many.
+                return xla.traced(lambda x: tf.vectorized_map(fn, x))(elements), None
+    except Exception as error:  # if `fn` itself raises, the loop below raises the same
+        last = (str(error).strip().splitlines() or [""])[-1].strip()
+        reason = f"TensorFlow reports: {last[:200]}"
     first = fn(tf.nest.map_structure(lambda x: x[0], elements))
     signature = tf.nest.map_structure(tf.TensorSpec.from_tensor, first)
-    return tf.map_fn(fn, elements, fn_output_signature=signature, parallel_iterations=1)
+    looped = tf.map_fn(fn, elements, fn_output_signature=signature, parallel_iterations=1)
+    return looped, reason
 
 
 def unsafe_operation(fn: Callable[[Any], Any], elements: Any) -> str | None:
-    """Returns the name of an operation that must not be vectorized on this device, or None.
+    """Returns a sentence on an operation that must not be vectorized on this device, or None.
 
     Two operations of oneDNN, which TensorFlow uses on CPUs outside XLA, are at fault. The product
     of `[n, 1, a, b]`, where n is the mapped axis, with a single matrix accesses memory outside of
@@ -71,12 +87,12 @@ def unsafe_operation(fn: Callable[[Any], Any], elements: Any) -> str | None:
         if any(x.name in varies for x in operation.inputs):
             varies.update(x.name for x in operation.outputs)
             if _is_unsafe(operation, varies):
-                return operation.name
+                return _UNSAFE.format(operation.name)
     for function in graph.as_graph_def().library.function:  # bodies of loops and branches
         for node in function.node_def:
             is_product = node.op.startswith("BatchMatMulV")
             if is_product and tf.as_dtype(node.attr["T"].type) in _ONEDNN_DTYPES:
-                return node.name
+                return _UNSAFE.format(node.name)
     return None
 
 

@@ -5,6 +5,7 @@ A `Mapper` maps functions over examples or chains: vectorized where possible, ot
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
 from tfp_sgmcmc.internal import memory, xla
-from tfp_sgmcmc.internal.vectorize import one_by_one, unsafe_operation, without_log
+from tfp_sgmcmc.internal.vectorize import unsafe_operation, vectorized_or_not
 from tfp_sgmcmc.keras.model import internals, replica_context
 from tfp_sgmcmc.keras.model.layer_calls import (
     as_scores,
@@ -63,7 +64,7 @@ class Mapper:
 
     def __init__(self, model: keras.Model, message: str | None = None, unrolls: bool = False):
         self._model, self._message, self._unrolls = model, message, unrolls
-        self._unsafe: dict[Any, str | None] = {}  # operations by what decides whether they are safe
+        self._unsafe: dict[Any, str | None] = {}  # by what decides on it
 
     def __call__(
         self,
@@ -83,17 +84,9 @@ class Mapper:
                 fn(tf.nest.map_structure(lambda x, i=i: x[i], elements)) for i in range(number)
             ]
             return tf.nest.map_structure(lambda *x: tf.stack(x), *found)
-        try:
-            reason = self._reason(fn, elements, num_rows, maps_examples)
-            if reason is None:
-                with without_log():
-                    return tf.vectorized_map(fn, elements)
-        except Exception as error:  # if `fn` itself raises, the loop below raises the same
-            reason = (
-                f"TensorFlow reports: {(str(error).strip().splitlines() or [''])[-1].strip()[:200]}"
-            )
-        found = one_by_one(fn, elements)
-        if self._message is not None:
+        reason_fn = functools.partial(self._reason, fn, elements, num_rows, maps_examples)
+        found, reason = vectorized_or_not(fn, elements, reason_fn)
+        if reason is not None and self._message is not None:
             warnings.warn(self._message.format(reason=reason), stacklevel=2)
             self._message = None
         return found
@@ -116,13 +109,7 @@ class Mapper:
         key = (xla.in_xla_context(), rows, *shapes)
         if key not in self._unsafe:
             self._unsafe[key] = unsafe_operation(fn, elements)
-        operation = self._unsafe[key]
-        if operation is None:
-            return None
-        return (
-            f"oneDNN fails in the vectorized form of the operation {operation!r}. Models compiled "
-            "with jit_compile=True do not use it."
-        )
+        return self._unsafe[key]
 
 
 def _unrolled_is_faster(number: int) -> bool:
