@@ -155,6 +155,8 @@ def test_bijector_from_vector_to_matrix() -> None:
     message = r"method forward for an unconstrained part .* correlation_cholesky .* shape \(4,\)"
     with pytest.raises(ValueError, match=message):
         target(tf.zeros([4], tf.float64))  # 3 or 6 entries are the half of a matrix
+    with pytest.raises(ValueError, match=r"give its inverse by the bijector, of shape \(6,\)"):
+        target(tf.eye(4, dtype=tf.float64))
 
 
 Y = np.array([0.4, 1.3, 0.2, 0.9, 1.7, 0.8])

@@ -277,11 +277,22 @@ def _applied(bijector: Any, method: str, part: Any) -> Any:
     try:
         return getattr(bijector, method)(part)
     except ValueError as error:
-        expected = "an unconstrained part of the state" if method == "forward" else "a parameter"
+        forward = method == "forward"
+        expected = "an unconstrained part of the state" if forward else "a parameter"
         raise ValueError(
             f"bijector must have a method {method} for {expected}. Received: the bijector "
             f"{bijector.name} and a part of shape {part.shape}. It raised: {error}"
+            f"{_shape_of_inverse(bijector, part) if forward else ''}"
         ) from error
+
+
+def _shape_of_inverse(bijector: Any, part: Any) -> str:
+    """Returns a sentence for a parameter where an unconstrained part should be, or nothing."""
+    try:
+        shape = bijector.inverse_event_shape(part.shape)
+    except (TypeError, ValueError):
+        return ""
+    return f" If the part is a parameter, give its inverse by the bijector, of shape {shape}."
 
 
 def _explain_failure(
