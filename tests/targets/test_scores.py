@@ -293,7 +293,7 @@ def test_products_of_matrices_with_weights_do_not_stop_the_process(compiled: boo
 
 @pytest.mark.parametrize("mode", ["graph", "eager"])
 def test_likelihoods_with_a_loop_that_tensorflow_does_not_vectorize(mode: str) -> None:
-    """`tf.scan` gives x_t = a^t, so the log likelihood -x_t of time t has the score -t a^(t - 1)."""
+    """`tf.scan` gives x_t = a^t, so the score of the log likelihood -x_t is -t a^(t - 1)."""
     times = np.array([1, 4, 5, 9, 2], np.int32)
 
     def log_likelihood(a: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
