@@ -18,6 +18,7 @@ from tests.harness.fast_settings import fast_settings
 from tests.keras import small_models
 from tests.keras.small_models import BINARY_CROSSENTROPY, assert_equal, sgld
 from tfp_sgmcmc.internal import memory
+from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 
 CHECKS_CURVATURE = True
 N, D = 40, 3
@@ -112,6 +113,25 @@ class TestStability:
     def test_it_is_told_at_the_start_and_once_later(self):
         told = messages(classifier(), standard(sgld(1.5 * 4 / CURVATURE)), epochs=8)
         assert len(told) <= 2 and "where the chain starts" in told[0]
+
+    def test_hessian_products_are_traced_once(self, monkeypatch):
+        """A step near the limit needs twelve at each look, after two that are computed eagerly."""
+        estimate, calls = ModelLogProb.estimate, list[bool]()
+
+        def counted(self, *arguments, **options):
+            calls.append(tf.executing_eagerly())
+            return estimate(self, *arguments, **options)
+
+        monkeypatch.setattr(ModelLogProb, "estimate", counted)
+        found = []
+        for epochs in (2, 4):  # the last look is after these
+            calls.clear()
+            told = messages(
+                classifier(run_eagerly=False), standard(sgld(3.6 / CURVATURE)), epochs=epochs
+            )
+            assert told == []
+            found.append((calls.count(True), calls.count(False)))
+        assert found[1] == (found[0][0] + 2, found[0][1])
 
     def test_a_layer_without_second_derivatives_is_left_alone(self):
         @tf.custom_gradient

@@ -196,6 +196,7 @@ class Preflight:
     def end_fit(self) -> None:
         """Releases the data and the other callbacks."""
         self.source, self._callback_list = Source(), None
+        self._stability.end_fit()
 
     def end_epoch(self, chain: Chain, total_epochs: int) -> None:
         """Checks the step size and the scores after an epoch.
