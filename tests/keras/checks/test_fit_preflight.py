@@ -232,6 +232,17 @@ class TestWeights:
         told = messages(classifier(), standard(), **weights)
         assert [m.startswith("The weights of the examples") for m in told] == [True] * is_told
 
+    @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+    def test_weights_of_data_that_are_read_to_be_counted(self, tmp_path):
+        np.savetxt(tmp_path / "rows.csv", np.c_[X, Y, np.full(N, 2e5)], delimiter=",")
+        data = tf.data.experimental.make_csv_dataset(
+            str(tmp_path / "rows.csv"), 10, [*"abcyw"], [0.0] * 5, header=False, num_epochs=1
+        ).map(lambda row: (tf.stack([row[k] for k in "abc"], 1), row["y"][:, None], row["w"]))
+        callback = small_models.sampler(sgld(1e-9), None, small_models.standard_normal())
+        with pytest.warns(UserWarning, match=r"Received: 2e\+05 on average"):
+            classifier().fit(data, shuffle=False, verbose=0, callbacks=[callback])
+        assert len(callback.samples[0]) == N // 10
+
     @pytest.mark.parametrize(
         "weights", [np.zeros(N), np.r_[np.ones(N - 1), -1.0], np.full(N, np.nan)]
     )
