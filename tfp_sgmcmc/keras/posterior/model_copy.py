@@ -93,7 +93,7 @@ def _again(layer: Any) -> Any:
 
     Keras finds those that are registered or its own. The others are those of the layers at hand.
     """
-    parts = [part for x in layer._flatten_layers() for part in (x, *vars(x).values())]
+    parts = [part for x in internals.layers(layer) for part in (x, *vars(x).values())]
     own = [x if inspect.isfunction(x) else type(x) for x in parts]
     named = {keras.saving.get_registered_name(x): x for x in own if not _is_of_keras(x)}
     with keras.saving.custom_object_scope(named):
