@@ -459,7 +459,7 @@ class SamplerCallback(keras.callbacks.Callback):
             check_same_variables(chain, model)
         if chain is None:
             self._train_function = None
-            if model.built and self._settings.is_complete:
+            if internals.has_all_variables(model) and self._settings.is_complete:
                 self._start_chain()
         self._callback_list = training_data.calling_list()
         self.is_in_fit = False
@@ -482,7 +482,7 @@ class SamplerCallback(keras.callbacks.Callback):
         source = training_data.training_source(model, self._data)
         if self._recorder.chain is None:
             self._settings.settle(source, model, self.params, self._recorder, self._preflight)
-            if model.built:
+            if internals.has_all_variables(model):
                 self._start_chain()
         chain = self._recorder.chain
         self._recorder.cause_in_data = self._cause_in_data

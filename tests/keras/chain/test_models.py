@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tests.keras.small_models import CROSSENTROPY, assert_close, assert_equal, sequential
 from tfp_sgmcmc.keras.chain.chain import Chain
@@ -108,6 +109,35 @@ def test_embedding_outside_xla():
     model.fit(np.tile([[1, 3]], [N, 1]), Y, batch_size=N, verbose=0, callbacks=[callback])
     changed = np.abs(callback.samples[0][0] - before).max(axis=-1) > 0
     assert changed.tolist() == [False, True, False, True, False, False]
+
+
+class Cell(keras.layers.Layer):
+    """A user's recurrent cell without `build`: Keras makes its weights at the first call."""
+
+    state_size = 2
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(2)
+
+    def call(self, x, states):
+        state = self.dense(x) + states[0]
+        return state, [state]
+
+
+@pytest.mark.filterwarnings("ignore:`build..` was called on layer")
+def test_weights_that_a_first_call_makes_are_sampled():
+    inputs = keras.Input([2, 3])
+    for make in (sampler, lambda: sgmcmc.keras.SamplerCallback(seed=0)):
+        model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.RNN(Cell())(inputs)))
+        model.compile(loss=CROSSENTROPY, jit_compile=False)
+        assert len(model.trainable_variables) == 2
+        callback = make()
+        x = np.stack([X, X], axis=1)
+        model.fit(x, Y, batch_size=10, epochs=2, verbose=0, callbacks=[callback])
+        shapes = [v.shape for v in model.trainable_variables]
+        assert [a.shape[-len(s) :] for a, s in zip(callback.samples, shapes, strict=True)] == shapes
+        assert len(shapes) == 4
 
 
 def test_frozen_layers_stay():

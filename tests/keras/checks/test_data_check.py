@@ -16,7 +16,9 @@ X = RNG.normal(size=[64, 3]).astype(np.float32)
 Y = (X[:, 0] + 0.1 * RNG.normal(size=64)).astype(np.float32)
 
 
-def told(x: np.ndarray, y: np.ndarray, loss: keras.losses.Loss, outputs: int) -> str:
+def told(
+    x: np.ndarray, y: np.ndarray, loss: keras.losses.Loss, outputs: int, weight: object = None
+) -> str:
     """Returns what is warned of, before the first step of a network on these arrays."""
     keras.utils.set_random_seed(0)
     layers = [keras.Input(x.shape[1:]), keras.layers.Dense(8, "relu"), keras.layers.Dense(outputs)]
@@ -25,7 +27,7 @@ def told(x: np.ndarray, y: np.ndarray, loss: keras.losses.Loss, outputs: int) ->
     model.test_on_batch(x[:1], y[:1])  # builds the loss, as fit does
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        check_data(model, Source(kind="arrays", num_examples=len(x), arrays=(x, y, None)))
+        check_data(model, Source(kind="arrays", num_examples=len(x), arrays=(x, y, weight)))
     return " ".join(str(w.message) for w in found)
 
 
@@ -51,3 +53,12 @@ def test_usual_data_are_not():
     assert not told(RNG.uniform(0, 255, [64, 100]).astype(np.float32), classes, softmax, 10)
     counts = RNG.poisson(300, 64).astype(np.float32)
     assert not told(X, counts, sgmcmc.keras.losses.PoissonNLL(), 1)
+
+
+def test_weights_have_no_units():
+    nll, weight = sgmcmc.keras.losses.GaussianNLL(), RNG.uniform(1e4, 5e5, 64)
+    assert not told(X, Y, nll, 2, weight)  # as those of a census
+    missing = np.arange(64) % 4 > 0
+    assert not told(X, np.where(missing, 1e9, Y), nll, 2, np.where(missing, 0, weight))
+    assert "Standardise y" in told(X, 5e4 * (Y + 3), nll, 2, weight)
+    assert "Standardise y" in told(X, 5e4 * (Y + 3), nll, 2, 1e-6 * weight)

@@ -18,6 +18,7 @@ from tests.harness.fast_settings import fast_settings
 from tests.keras import small_models
 from tests.keras.small_models import BINARY_CROSSENTROPY, assert_equal, sgld
 from tfp_sgmcmc.internal import memory
+from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 
 CHECKS_CURVATURE = True
 N, D = 40, 3
@@ -112,6 +113,25 @@ class TestStability:
     def test_it_is_told_at_the_start_and_once_later(self):
         told = messages(classifier(), standard(sgld(1.5 * 4 / CURVATURE)), epochs=8)
         assert len(told) <= 2 and "where the chain starts" in told[0]
+
+    def test_hessian_products_are_traced_once(self, monkeypatch):
+        """A step near the limit needs twelve at each look, after two that are computed eagerly."""
+        estimate, calls = ModelLogProb.estimate, list[bool]()
+
+        def counted(self, *arguments, **options):
+            calls.append(tf.executing_eagerly())
+            return estimate(self, *arguments, **options)
+
+        monkeypatch.setattr(ModelLogProb, "estimate", counted)
+        found = []
+        for epochs in (2, 4):  # the last look is after these
+            calls.clear()
+            told = messages(
+                classifier(run_eagerly=False), standard(sgld(3.6 / CURVATURE)), epochs=epochs
+            )
+            assert told == []
+            found.append((calls.count(True), calls.count(False)))
+        assert found[1] == (found[0][0] + 2, found[0][1])
 
     def test_a_layer_without_second_derivatives_is_left_alone(self):
         @tf.custom_gradient
@@ -211,6 +231,17 @@ class TestWeights:
     def test_weights_that_are_far_from_one_on_average_are_told(self, weights, is_told):
         told = messages(classifier(), standard(), **weights)
         assert [m.startswith("The weights of the examples") for m in told] == [True] * is_told
+
+    @pytest.mark.filterwarnings("ignore:Your input ran out of data")
+    def test_weights_of_data_that_are_read_to_be_counted(self, tmp_path):
+        np.savetxt(tmp_path / "rows.csv", np.c_[X, Y, np.full(N, 2e5)], delimiter=",")
+        data = tf.data.experimental.make_csv_dataset(
+            str(tmp_path / "rows.csv"), 10, [*"abcyw"], [0.0] * 5, header=False, num_epochs=1
+        ).map(lambda row: (tf.stack([row[k] for k in "abc"], 1), row["y"][:, None], row["w"]))
+        callback = small_models.sampler(sgld(1e-9), None, small_models.standard_normal())
+        with pytest.warns(UserWarning, match=r"Received: 2e\+05 on average"):
+            classifier().fit(data, shuffle=False, verbose=0, callbacks=[callback])
+        assert len(callback.samples[0]) == N // 10
 
     @pytest.mark.parametrize(
         "weights", [np.zeros(N), np.r_[np.ones(N - 1), -1.0], np.full(N, np.nan)]

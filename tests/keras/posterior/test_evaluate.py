@@ -12,6 +12,7 @@ import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tests.keras.small_models import CROSSENTROPY, linear
 from tfp_sgmcmc.keras import expected_calibration_error
+from tfp_sgmcmc.keras.posterior.evaluate import Evaluation
 
 tfd = tfp.distributions
 N, S = 9, 5
@@ -139,6 +140,12 @@ def test_several_outputs_with_loss_weights():
     hit = scipy.special.softmax(LOGITS, axis=-1).mean(axis=0).argmax(axis=-1) == CLASSES
     assert found.accuracy == [pytest.approx(hit.mean()), None]
     assert found.expected_calibration_error[1] is None
+
+
+def test_scores_that_no_output_has_are_not_shown():
+    by_output = {"a": 0.5, "b": None}
+    shown = str(Evaluation(-1.0, by_output, by_output, *3 * [{"a": None, "b": None}]))
+    assert "accuracy" in shown and "crps" not in shown
 
 
 def test_masked_steps_and_ignored_classes_do_not_count():

@@ -221,6 +221,51 @@ def test_a_lambda_without_a_name_is_explained():
         posterior.to_keras_model()
 
 
+def doubled(x):
+    return 2 * x
+
+
+class Unregistered(keras.layers.Dense):
+    """A user's layer of a script, which Keras finds by no name."""
+
+
+def test_a_users_classes_and_functions_need_not_be_registered(tmp_path):
+    ones = type("Ones", (keras.initializers.Constant,), {})(1.0)
+    inner = keras.Sequential([
+        keras.Input([3]), Unregistered(2, kernel_initializer=ones), keras.layers.Lambda(doubled)
+    ])  # fmt: skip
+    model = small_models.sequential(inner, keras.layers.Dense(2, doubled))
+    samples = [RNG.normal(size=[2, *v.shape]).astype("f") for v in model.trainable_variables]
+    posterior = small_models.posterior_of(model, samples)
+    shipped = posterior.to_keras_model()
+    assert_close([shipped(X)["mean"]], [posterior.predict(X).mean])
+    shipped.save(tmp_path / "shipped.keras")
+    names = {"Unregistered": Unregistered, "doubled": doubled, "Ones": type(ones)}
+    loaded = keras.models.load_model(tmp_path / "shipped.keras", custom_objects=names)
+    assert_equal(loaded(X).values(), shipped(X).values())
+
+
+class WithoutKeywords(keras.layers.Layer):
+    """A user's layer that Keras cannot make again."""
+
+    def __init__(self, units):
+        super().__init__()
+        self.dense = keras.layers.Dense(units)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def test_a_layer_that_cannot_be_made_again_is_named():
+    inner = keras.Sequential([keras.Input([3]), WithoutKeywords(2)])
+    model = small_models.sequential(keras.layers.Dense(3), inner)
+    samples = [np.ones([2, *v.shape], np.float32) for v in model.trainable_variables]
+    posterior = small_models.posterior_of(model, samples)
+    words = r"its layer 'without_keywords.*', a WithoutKeywords, .*Let its __init__ take \*\*kwargs"
+    with pytest.raises(ValueError, match=words):
+        posterior.to_keras_model()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision(posterior, dtype, tmp_path):

@@ -43,6 +43,11 @@ class StabilityCheck:
     def __init__(self) -> None:
         self.has_failed: bool | None = None
         self._has_warned, self._was_burning_in = False, True
+        self._target: tuple[Chain, Target] | None = None  # keeps what it has compiled
+
+    def end_fit(self) -> None:
+        """Releases the data."""
+        self._target = None
 
     def at_epoch_end(self, chain: Chain, source: Source, total_epochs: int) -> None:
         """Repeats the check if it is due after `total_epochs` epochs."""
@@ -81,7 +86,9 @@ class StabilityCheck:
         if (batch := source.batch(_ROWS)) is None:
             return False
         try:
-            found = _step_and_limit(chain, batch, source.batch_size)
+            if self._target is None or self._target[0] is not chain:
+                self._target = chain, chain.target_of_one(batch)
+            found = _step_and_limit(chain, self._target[1], batch, source.batch_size)
         except (LookupError, NotImplementedError, ValueError, tf.errors.OpError):
             return False  # no second derivatives, or none that are finite
         if found is None:
@@ -140,7 +147,7 @@ class _Parts(Target):
 
 
 def _step_and_limit(
-    chain: Chain, batch: Any, batch_size: int | None
+    chain: Chain, target: Target, batch: Any, batch_size: int | None
 ) -> tuple[float, float, float, str] | None:
     """Returns step size, largest stable step, largest curvature and a word on the noise, or None.
 
@@ -149,7 +156,7 @@ def _step_and_limit(
     Where the limit also falls with the gradient noise, that of batches of `batch_size` counts.
     If a cheap upper bound of the curvature already allows the step, the result uses this bound.
     """
-    target, kernel = chain.target_of_one(batch), chain.kernel_for_one(batch)
+    kernel = chain.kernel_for_one(batch)
     if not hasattr(kernel, "largest_stable_step"):
         return None
     step = tf.constant(chain.state.status().num_steps, tf.int64)

@@ -52,7 +52,8 @@ def check_data(model: keras.Model, source: Source) -> None:
 def _check_units(model: keras.Model, batch: Any, outputs: Any) -> None:
     """Warns if a target's loss is so large that no network with such weights fits the data."""
     x, y, weight = batch
-    losses = compiled_loss.negative_log_likelihoods(model, y, outputs, weight).numpy()
+    counts = internals.map_arrays(lambda a: tf.cast(a != 0, keras.config.floatx()), weight)
+    losses = compiled_loss.negative_log_likelihoods(model, y, outputs, counts).numpy()
     targets = sum(np.size(a) for a in internals.array_leaves(y))
     each = float(np.median(losses)) * len(losses) / max(targets, 1)
     has_gaps = any(len(_rows_not_finite(nest)) for nest in (x, y))

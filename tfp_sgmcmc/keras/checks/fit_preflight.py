@@ -196,6 +196,7 @@ class Preflight:
     def end_fit(self) -> None:
         """Releases the data and the other callbacks."""
         self.source, self._callback_list = Source(), None
+        self._stability.end_fit()
 
     def end_epoch(self, chain: Chain, total_epochs: int) -> None:
         """Checks the step size and the scores after an epoch.
@@ -320,10 +321,8 @@ def check_weights(source: Source, are_relative: bool) -> None:
       UserWarning: the mean of the weights other than 0 is below 1/3 or above 3, unless only their
         ratios count.
     """
-    given = source.arrays[2] if source.arrays is not None else None
-    if source.arrays is None and (batch := source.batch(_MANY)) is not None:
-        given = batch[2]
-    for part in [] if given is None else keras.tree.flatten(given):
+    batch = source.arrays or source.batch(_MANY) or source.counted_batch()
+    for part in [] if batch is None else keras.tree.flatten(batch[2]):
         if part is None or not part.shape[0]:
             continue
         array = np.asarray(part)

@@ -64,6 +64,7 @@ class Source(NamedTuple):
       count: returns the sum of the rows of all batches, if all but the last have the same size, or
         if their number is unknown; the latter are all read.
       count_batches: reads all batches and returns their number, if it is unknown.
+      counted_batch: returns the first batch that the last two have read, or None.
       passes: returns an iterator over batches `(x, y, sample_weight)` that have each row once; None
         if the data cannot be read beside `fit`.
     """
@@ -82,6 +83,7 @@ class Source(NamedTuple):
     has_shares: bool = False
     count: Callable[[], int | None] | None = None
     count_batches: Callable[[], int] | None = None
+    counted_batch: Callable[[], Any] = lambda: None
     passes: Callable[[], Iterator[Any]] | None = None
 
     @property
@@ -329,9 +331,15 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
     # Without steps_per_epoch, fit reads such data to their end, too.
     is_uncounted = cardinality == tf.data.UNKNOWN_CARDINALITY and not repeats
 
+    read: list[Any] = []
+
     @functools.cache
     def all_sizes() -> list[int]:
-        return [int(tf.shape(array_leaves(_unpacked(batch))[0])[0]) for batch in dataset]
+        sizes = []
+        for batch in map(_unpacked, dataset):
+            read[:] = read or [batch]
+            sizes.append(int(tf.shape(array_leaves(batch)[0])[0]))
+        return sizes
 
     def count() -> int | None:
         if is_uncounted:
@@ -361,6 +369,7 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
         spec=_unpacked(dataset.element_spec),
         count=count,
         count_batches=(lambda: len(all_sizes())) if is_uncounted else None,
+        counted_batch=lambda: read[0] if read else None,
         passes=(lambda: map(_unpacked, dataset)) if can_pass else None,
     )
 

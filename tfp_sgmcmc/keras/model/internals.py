@@ -76,6 +76,11 @@ def check_model_type(model: Any) -> None:
         raise TypeError(f"model must be a keras.Model. Received: a {type(model).__name__}.")
 
 
+def has_all_variables(model: keras.Model) -> bool:
+    """Returns whether a model and all its layers are built; a first call may build some of them."""
+    return model.built and all(layer.built for layer in layers(model))
+
+
 def check_built(model: Any) -> None:
     """Raises TypeError unless `model` is a Keras model, and ValueError unless it has variables."""
     check_model_type(model)

@@ -242,7 +242,7 @@ class Evaluation(NamedTuple):
 
     def _table(self) -> Table:
         """Returns the scores that the outputs have."""
-        scores = {name: x for name, x in self._asdict().items() if x is not None}
+        scores = {name: x for name, x in self._asdict().items() if internals.array_leaves(x)}
         rows = [
             (name.replace("_", " "), f"{x:.4f}" if isinstance(x, float) else str(x))
             for name, x in scores.items()

@@ -6,6 +6,7 @@ ensemble does.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -64,13 +65,15 @@ def _has_known_inputs(model: keras.Model) -> bool:
 def _from_config(model: keras.Model) -> keras.Model:
     """Returns a model of the same configuration; explains what Keras says if it cannot."""
     try:
-        return type(model).from_config(model.get_config())
+        return _again(model)
     except (TypeError, NotImplementedError) as error:
+        layer = _innermost_without_copy(model)
+        name = "" if layer is model else f"its layer {layer.name!r}, "
         raise ValueError(
             f"The model {model.name!r} must be made again by its get_config and from_config. "
-            f"Received: a {type(model).__name__}, for which this fails. Let its __init__ take "
-            "**kwargs and pass them to super().__init__, and let its get_config return the other "
-            "arguments beside those of super().get_config()."
+            f"Received: {name}a {type(layer).__name__}, for which this fails. Let its __init__ "
+            "take **kwargs and pass them to super().__init__, and let its get_config return the "
+            "other arguments beside those of super().get_config()."
         ) from error
     except ValueError as error:
         lambdas = [x for x in internals.layers(model) if isinstance(x, keras.layers.Lambda)]
@@ -83,6 +86,32 @@ def _from_config(model: keras.Model) -> keras.Model:
             "Or call keras.config.enable_unsafe_deserialization() first, which lets Keras copy the "
             "function's code."
         ) from error
+
+
+def _again(layer: Any) -> Any:
+    """Returns a layer of the same configuration, whose classes and functions Keras need not know.
+
+    Keras finds those that are registered or its own. The others are those of the layers at hand.
+    """
+    parts = [part for x in internals.layers(layer) for part in (x, *vars(x).values())]
+    own = [x if inspect.isfunction(x) else type(x) for x in parts]
+    named = {keras.saving.get_registered_name(x): x for x in own if not _is_of_keras(x)}
+    with keras.saving.custom_object_scope(named):
+        return type(layer).from_config(layer.get_config())
+
+
+def _is_of_keras(kind: Any) -> bool:
+    return kind.__module__.split(".")[0] == "keras"
+
+
+def _innermost_without_copy(model: Any) -> Any:
+    """Returns the layer for which `_again` fails, or the model if it is none of the layers."""
+    for layer in model.layers if _has_known_inputs(model) else []:
+        try:
+            _again(layer)
+        except (TypeError, NotImplementedError):
+            return _innermost_without_copy(layer)
+    return model
 
 
 def low_ranks(model: keras.Model) -> list[list[Any]]:

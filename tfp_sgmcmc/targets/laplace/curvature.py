@@ -148,7 +148,7 @@ def posterior_product(
         size = len(tf.nest.flatten(data)[0])
         model, rows = target.of_one_batch, _rows_of
     elif isinstance(target, ShardedLogProb):
-        return _product_of_estimate(target.with_most(max_examples), seed, ())
+        return _product_of_estimate(target.with_most(max_examples), state, seed, ())
     elif isinstance(target, MinibatchLogProb):
         most = max(target.batch_size, _MOST_BYTES // max(1, target.row_bytes))
         size = min(total, max_examples, most)
@@ -161,7 +161,7 @@ def posterior_product(
 
         model, rows = target, rows_of_numbers
     else:
-        return _product_of_estimate(target, seed, target.bootstrap(state))
+        return _product_of_estimate(target, state, seed, target.bootstrap(state))
     name = f"Hessian products of {size} examples"
     product = kept_program(target, name, state, lambda: _product(model, rows, size, total))
     return lambda theta, v: product(theta, v, data)
@@ -190,11 +190,15 @@ def _product(
     return tf.function(product, autograph=False)
 
 
-def _product_of_estimate(target: Target, seed: tf.Tensor, target_state: Any) -> Any:
-    def product(theta: State, v: State) -> State:
+def _product_of_estimate(
+    target: Target, state: State, seed: tf.Tensor, target_state: Any
+) -> Callable[[State, State], State]:
+    def product(theta: State, v: State, seed: tf.Tensor, target_state: Any) -> State:
         return target.estimate(theta, seed, target_state, probe=v).hessian_product
 
-    return tf.function(product, autograph=False)
+    name = "Hessian products of an estimate"
+    kept = kept_program(target, name, state, lambda: tf.function(product, autograph=False))
+    return lambda theta, v: kept(theta, v, seed, target_state)
 
 
 def _checked_product(product: State, state: State) -> State:
