@@ -148,7 +148,7 @@ class StreamedLogProb(Target):
         shapes = [x.shape for x in tf.nest.flatten(first)]
         if any(shape.rank == 0 for shape in shapes):
             raise ValueError(
-                "dataset must have batches of rows: .batch(n, drop_remainder=True). Received: "
+                "dataset must have batches of rows, as of .batch(n). Received: "
                 f"elements of shapes {[str(s) for s in shapes]}, which are single rows."
             )
         given = leading_axis(first, "dataset")
