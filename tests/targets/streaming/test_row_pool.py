@@ -216,6 +216,26 @@ def test_a_second_pool_takes_what_the_first_one_has_built() -> None:
     np.testing.assert_array_equal(first(START), second(START))
 
 
+@pytest.mark.parametrize("outlier", [80.0, 120.0, 1e3])
+def test_one_row_that_moves_the_mode_far_is_seen(outlier: float) -> None:
+    """The pilot's rows, one in ten, lack it for this seed. The log posterior has a closed form."""
+    y = np.random.default_rng(0).normal(size=N)
+    y[7_000] = outlier
+    target = sgmcmc.StreamedLogProb(
+        lambda s: -0.5 * s**2,
+        lambda s, batch: tfd.Normal(tf.zeros([], s.dtype), tf.exp(s)[..., None]).log_prob(batch),
+        tf.data.Dataset.from_tensor_slices(y).batch(500),
+        N,
+        memory=8 * MOST,
+    )
+    pool, report = sgmcmc.draw_pool(target, tf.zeros([], tf.float64), jit_compile=False)
+    states = 0.5 * np.log(np.mean(y**2)) + np.linspace(-4, 4, 9) / (2 * N) ** 0.5
+    exact = -(states**2) / 2 - N * states - np.sum(y**2) * np.exp(-2 * states) / 2
+    found = pool(tf.constant(states)).numpy()
+    np.testing.assert_allclose(found - found[4], exact - exact[4], atol=0.02)
+    assert not report.flags and len(report.passes) < 20
+
+
 @pytest.mark.thorough
 def test_the_error_of_a_pool_is_known() -> None:
     """The errors of 8 pools of 200 rows, in 3 directions, have about the predicted size.
