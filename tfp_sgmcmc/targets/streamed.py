@@ -87,7 +87,8 @@ class StreamedLogProb(Target):
         holds a few times as many.
       memory: bytes of rows that `sample` keeps in memory. Data that fit are loaded as a whole.
       files: paths of the files that the dataset reads. An epoch does not begin if one of them is
-        missing or was written again, and errors of reading name it.
+        missing or was written again, and errors of reading name it. A run of `sample` in a
+        directory then resumes without reading all rows, which it does to compare them otherwise.
       bijector: see `MinibatchLogProb`.
       score_fn: see `MinibatchLogProb`.
       num_groups: see `MinibatchLogProb`.

@@ -291,7 +291,8 @@ def test_a_likelihood_of_shared_batches_alone_is_refused() -> None:
     )
     with pytest.raises(Exception) as raised:
         sgmcmc.draw_pool(shared, START)
-    assert "tf.linalg.matvec" in "".join(raised.value.__notes__)
+    told = "".join(raised.value.__notes__)
+    assert "tf.linalg.matvec" in told and "batch_dims=group.shape.rank - 1" in told
 
 
 def test_constrained_parts_and_whitened_coordinates_keep_the_posterior() -> None:

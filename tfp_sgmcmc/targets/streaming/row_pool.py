@@ -290,8 +290,9 @@ def _check_rows_of_chains(model: MinibatchLogProb, center: State, rows: Any) -> 
     except Exception as error:
         error.add_note(
             "The pool gives each chain other examples, so log_likelihood_fn was called with "
-            f"leaves [2, {few}, ...] of the batch, for two chains. tf.linalg.matvec(x, theta) is "
-            "right for batches with and without chain dimensions."
+            f"leaves [2, {few}, ...] of the batch, for two chains. tf.linalg.matvec(x, theta) and "
+            "tf.gather(theta, group, axis=-1, batch_dims=group.shape.rank - 1) are right for "
+            "batches with and without chain dimensions."
         )
         raise
     if not np.allclose(found, [expected, expected], rtol=1e-3, atol=1e-3, equal_nan=True):
