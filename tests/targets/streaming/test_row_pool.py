@@ -237,6 +237,32 @@ def test_one_row_that_moves_the_mode_far_is_seen(outlier: float) -> None:
 
 
 @pytest.mark.thorough
+def test_a_step_to_where_there_is_no_mode_is_made_shorter() -> None:
+    """Few rows are of most groups, so that random rows tell little of the width of effects."""
+    rng, count, groups = np.random.default_rng(5), 20_000, 50
+    x = rng.normal(size=[count, 3]).astype(np.float32)[:, 0]
+    g = np.sort(rng.choice(groups, count, p=rng.dirichlet(np.ones(groups) * 0.5)))
+    eta = rng.normal(1, 0.7, groups)[g] + x
+    y = (rng.random(count) < sigmoid(eta)).astype(np.float32)
+
+    def log_likelihood(state: tf.Tensor, batch: Any) -> tf.Tensor:
+        x, group, y = batch
+        mean, width, slope = (state[..., i, tf.newaxis] for i in range(3))
+        effects = tf.gather(state[..., 3:], group, axis=-1, batch_dims=group.shape.rank - 1)
+        return tfd.Bernoulli(mean + tf.exp(width) * effects + slope * x).log_prob(y)
+
+    target = sgmcmc.StreamedLogProb(
+        lambda s: tf.reduce_sum(-0.5 * s**2, axis=-1) - tf.exp(2 * s[..., 1]) / 2 + s[..., 1],
+        log_likelihood,
+        tf.data.Dataset.from_tensor_slices((x, g, y)).batch(4_000),
+        count,
+        memory=120_000,
+    )
+    _, report = sgmcmc.draw_pool(target, tf.zeros([3 + groups]), jit_compile=False)
+    assert report.offset < 4 and len(report.passes) < 30
+
+
+@pytest.mark.thorough
 def test_the_error_of_a_pool_is_known() -> None:
     """The errors of 8 pools of 200 rows, in 3 directions, have about the predicted size.
 

@@ -60,7 +60,6 @@ _MOST_PILOT_ROWS = 100_000
 # them takes less than passes.
 _PILOT_SHARE, _PILOT_ROWS_PER_PARAMETER = 1 / 32, 128
 _FEW_ROWS = 2**13  # with which searches begin, and which tell errors
-_MOST_POOLS = 2
 _MOST_STEP = 10.0  # beside what random rows explain
 _LAST_GAIN, _MOST_CLIMB = 1.0, 20  # nats and steps, of a climb by passes
 
@@ -192,7 +191,7 @@ def draw_pool(
 
     offset = factor.T @ with_prior(model, sums_at(theta), theta, state).gradient
     step, most_step = factor @ offset, _MOST_STEP * (dim * total / num_pilots) ** 0.5
-    for _ in range(_MOST_POOLS):
+    for is_last in (False, True):
         drawn = found = None  # which frees their memory
         if np.linalg.norm(offset) > most_step:
             climb = functools.partial(sums_at, factor=factor)
@@ -220,14 +219,19 @@ def draw_pool(
             np.concatenate([x.probabilities for x in found]),
             functools.reduce(Sums.plus, [x.sums for x in found]),
         )
-        theta = flatten_events(center, 0).numpy().astype(np.float64)
-        exact = with_prior(model, drawn.sums, theta, state)
+        most_step, at = MOST_OFFSET, flatten_events(center, 0).numpy().astype(np.float64)
+        exact = with_prior(model, drawn.sums, at, state)
         assert exact.hessian is not None
         precision = -(exact.hessian + exact.hessian.T) / 2
-        factor = _factor(precision)
-        offset = factor.T @ exact.gradient
+        try:
+            factor = _factor(precision)
+        except ExpansionError:
+            if is_last:
+                raise
+            offset = np.array([np.inf])  # the step led to where there is no mode
+            continue
+        theta, offset = at, factor.T @ exact.gradient
         step = factor @ offset
-        most_step = MOST_OFFSET
         if np.linalg.norm(offset) > most_step:
             errors = np.inf, np.inf
             continue
