@@ -123,6 +123,19 @@ def test_a_run_goes_on_only_with_the_data_with_which_it_was_begun(
     assert pool()[1] != expected  # drawn again, as there were no choices
 
 
+def test_rows_that_a_dataset_leaves_out_are_flagged() -> None:
+    rows = tf.data.Dataset.from_tensor_slices({"x": X, "y": Y}).batch(1_500, drop_remainder=True)
+    target = sgmcmc.StreamedLogProb(
+        lambda w: -0.5 * tf.reduce_sum(w**2, axis=-1),
+        lambda w, b: -0.5 * (b["y"] - tf.linalg.matvec(b["x"], w)) ** 2,
+        rows,
+        N,
+    )
+    with pytest.warns(UserWarning, match="leaves out 1000 of the 4000 rows"):
+        result = sgmcmc.sample(target, tf.zeros([D]), 200, **OPTIONS)
+    assert not result.is_trusted
+
+
 @pytest.mark.thorough
 def test_the_rows_of_a_run_may_come_in_another_order(tmp_path: Path) -> None:
     (tmp_path / settings_file.FILE).touch()

@@ -253,7 +253,7 @@ def test_the_full_log_posterior_is_a_pass_over_the_dataset() -> None:
     [
         (dict(dataset=X), TypeError, r"a callable, .* or a tf\.data\.Dataset. .* a ndarray"),
         (dict(dataset=lambda epoch: X), TypeError, r"dataset\(0\) must be .* a ndarray"),
-        (dict(dataset=lambda epoch: EXAMPLES), ValueError, "drop_remainder"),
+        (dict(dataset=lambda epoch: EXAMPLES), ValueError, "which are single rows"),
         (dict(dataset=lambda epoch: dataset(0).take(0)), ValueError, "23 examples .* 0 has 0"),
         (
             dict(dataset=IN_ORDER.repeat()),
@@ -440,6 +440,23 @@ def test_labels_that_are_given_to_other_rows_are_refused() -> None:
     )
     list(of.blocks(400))
     labels[0] = ROWS[::-1]
+    with pytest.raises(ValueError, match="other rows in pass 2"):
+        list(of.blocks(400))
+
+
+def test_a_change_is_seen_in_rows_whose_label_the_first_block_lacks() -> None:
+    """Files are sorted by label, so that the first block has a column of zeros."""
+    labels, rows = np.repeat(np.float32([0, 1]), 200), [ROWS]
+
+    def read() -> Any:
+        yield from zip(np.split(rows[0], 4), np.split(labels, 4), strict=True)
+
+    spec = (tf.TensorSpec([None], tf.float32),) * 2
+    of = target(
+        dataset=tf.data.Dataset.from_generator(read, output_signature=spec), num_examples=400
+    )
+    list(of.blocks(400))
+    rows[0] = ROWS + labels
     with pytest.raises(ValueError, match="other rows in pass 2"):
         list(of.blocks(400))
 

@@ -35,7 +35,8 @@ class RowSums:
         total, weights, offset = sum(x.shape[1] for x in columns), [], 0.0
         for x in columns:
             mean, scale = x.mean(axis=0), x.std(axis=0)
-            scale = np.where(scale > 0, scale, np.maximum(np.abs(mean), 1e-30))
+            # Later rows may differ where the first ones are all 0, as in files sorted by label.
+            scale = np.where(scale > 0, scale, np.where(np.abs(mean) > 1e-30, np.abs(mean), 1))
             signed = rng.uniform(0.5, 1.5, x.shape[1]) * rng.choice([-1, 1], x.shape[1])
             weights.append(signed / scale / total**0.5)
             offset += float(weights[-1] @ mean)

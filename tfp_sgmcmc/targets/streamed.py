@@ -87,7 +87,8 @@ class StreamedLogProb(Target):
         holds a few times as many.
       memory: bytes of rows that `sample` keeps in memory. Data that fit are loaded as a whole.
       files: paths of the files that the dataset reads. An epoch does not begin if one of them is
-        missing or was written again, and errors of reading name it.
+        missing or was written again, and errors of reading name it. A run of `sample` in a
+        directory then resumes without reading all rows, which it does to compare them otherwise.
       bijector: see `MinibatchLogProb`.
       score_fn: see `MinibatchLogProb`.
       num_groups: see `MinibatchLogProb`.
@@ -148,7 +149,7 @@ class StreamedLogProb(Target):
         shapes = [x.shape for x in tf.nest.flatten(first)]
         if any(shape.rank == 0 for shape in shapes):
             raise ValueError(
-                "dataset must have batches of rows: .batch(n, drop_remainder=True). Received: "
+                "dataset must have batches of rows, as of .batch(n). Received: "
                 f"elements of shapes {[str(s) for s in shapes]}, which are single rows."
             )
         given = leading_axis(first, "dataset")

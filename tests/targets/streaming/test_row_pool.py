@@ -216,6 +216,52 @@ def test_a_second_pool_takes_what_the_first_one_has_built() -> None:
     np.testing.assert_array_equal(first(START), second(START))
 
 
+@pytest.mark.parametrize("outlier", [80.0, 120.0, 1e3])
+def test_one_row_that_moves_the_mode_far_is_seen(outlier: float) -> None:
+    """The pilot's rows, one in ten, lack it for this seed. The log posterior has a closed form."""
+    y = np.random.default_rng(0).normal(size=N)
+    y[7_000] = outlier
+    target = sgmcmc.StreamedLogProb(
+        lambda s: -0.5 * s**2,
+        lambda s, batch: tfd.Normal(tf.zeros([], s.dtype), tf.exp(s)[..., None]).log_prob(batch),
+        tf.data.Dataset.from_tensor_slices(y).batch(500),
+        N,
+        memory=8 * MOST,
+    )
+    pool, report = sgmcmc.draw_pool(target, tf.zeros([], tf.float64), jit_compile=False)
+    states = 0.5 * np.log(np.mean(y**2)) + np.linspace(-4, 4, 9) / (2 * N) ** 0.5
+    exact = -(states**2) / 2 - N * states - np.sum(y**2) * np.exp(-2 * states) / 2
+    found = pool(tf.constant(states)).numpy()
+    np.testing.assert_allclose(found - found[4], exact - exact[4], atol=0.02)
+    assert not report.flags and len(report.passes) < 20
+
+
+@pytest.mark.thorough
+def test_a_step_to_where_there_is_no_mode_is_made_shorter() -> None:
+    """Few rows are of most groups, so that random rows tell little of the width of effects."""
+    rng, count, groups = np.random.default_rng(5), 20_000, 50
+    x = rng.normal(size=[count, 3]).astype(np.float32)[:, 0]
+    g = np.sort(rng.choice(groups, count, p=rng.dirichlet(np.ones(groups) * 0.5)))
+    eta = rng.normal(1, 0.7, groups)[g] + x
+    y = (rng.random(count) < sigmoid(eta)).astype(np.float32)
+
+    def log_likelihood(state: tf.Tensor, batch: Any) -> tf.Tensor:
+        x, group, y = batch
+        mean, width, slope = (state[..., i, tf.newaxis] for i in range(3))
+        effects = tf.gather(state[..., 3:], group, axis=-1, batch_dims=group.shape.rank - 1)
+        return tfd.Bernoulli(mean + tf.exp(width) * effects + slope * x).log_prob(y)
+
+    target = sgmcmc.StreamedLogProb(
+        lambda s: tf.reduce_sum(-0.5 * s**2, axis=-1) - tf.exp(2 * s[..., 1]) / 2 + s[..., 1],
+        log_likelihood,
+        tf.data.Dataset.from_tensor_slices((x, g, y)).batch(4_000),
+        count,
+        memory=120_000,
+    )
+    _, report = sgmcmc.draw_pool(target, tf.zeros([3 + groups]), jit_compile=False)
+    assert report.offset < 4 and len(report.passes) < 30
+
+
 @pytest.mark.thorough
 def test_the_error_of_a_pool_is_known() -> None:
     """The errors of 8 pools of 200 rows, in 3 directions, have about the predicted size.
@@ -271,7 +317,8 @@ def test_a_likelihood_of_shared_batches_alone_is_refused() -> None:
     )
     with pytest.raises(Exception) as raised:
         sgmcmc.draw_pool(shared, START)
-    assert "tf.linalg.matvec" in "".join(raised.value.__notes__)
+    told = "".join(raised.value.__notes__)
+    assert "tf.linalg.matvec" in told and "batch_dims=group.shape.rank - 1" in told
 
 
 def test_constrained_parts_and_whitened_coordinates_keep_the_posterior() -> None:

@@ -293,17 +293,19 @@ def sum_blocks(
     derivatives: BlockDerivatives,
     size: int,
     show: Callable[[int], None] = lambda num_rows: None,
+    factor: np.ndarray | None = None,
 ) -> tuple[Sums, int]:
     """Returns the sums over all N examples at theta, and the rows that were read, by a pass.
 
-    Rows that the dataset's last, dropped batch would have are represented by the others.
+    Rows that the dataset's last, dropped batch would have are represented by the others. The
+    Hessian is computed in coordinates that `factor` whitens, if any, and is that of the state.
     """
     seen, total = 0, None
-    for _, count, found in map_blocks(target, derivatives.at(theta), size, show):
+    for _, count, found in map_blocks(target, derivatives.at(theta, factor), size, show):
         total = found if total is None else total.plus(found)
         seen += count
     assert total is not None  # an epoch has N rows
-    return total.times(target.num_examples / seen), seen
+    return total.times(target.num_examples / seen).not_whitened(), seen
 
 
 def filled(x: tf.Tensor, size: int) -> tf.Tensor:

@@ -140,22 +140,26 @@ class ReadRows(NamedTuple):
         return kept.rows(), kept.num_seen
 
 
-class SumGradients(NamedTuple):
-    """Returns the sum of the rows' gradients at a state, and the rows that were read.
+class SumDerivatives(NamedTuple):
+    """Returns `Sums` over the rows at a state, and the rows that were read.
 
     Attributes:
       state: a state of arrays.
       jit_compile: whether XLA compiles the evaluation of blocks.
+      factor: L, `[D, D]`, which whitens the Hessian while it is summed; None for no Hessian.
     """
 
     state: State
     jit_compile: bool
-    name = "gradient"
+    factor: np.ndarray | None = None
+    name = "derivatives"
 
     def __call__(self, target: StreamedLogProb, part: int, show: ShowRows) -> tuple[Sums, int]:
         state, size = tf.nest.map_structure(tf.constant, self.state), target.block_rows
-        slopes = BlockDerivatives(target.of_one_batch, state, size, False, self.jit_compile)
-        return sum_blocks(target, flatten_events(state, 0).numpy(), slopes, size, show)
+        with_hessian = self.factor is not None
+        sums = BlockDerivatives(target.of_one_batch, state, size, with_hessian, self.jit_compile)
+        theta = flatten_events(state, 0).numpy()
+        return sum_blocks(target, theta, sums, size, show, self.factor)
 
 
 class DrawnRows(NamedTuple):

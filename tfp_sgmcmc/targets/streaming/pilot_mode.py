@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -73,16 +74,20 @@ def pilot_mode(
                 break
         return precision
 
+    def sums_of(part: Any) -> Callable[[np.ndarray], Sums]:
+        scale = total / len(tf.nest.flatten(part)[0])
+        return lambda theta: sums_in_memory(part, None, theta, derivatives).times(scale)
+
     if is_simple(model):
         start, damping = None, 1.0
         few = tf.nest.map_structure(lambda x: x[: derivatives.size], rows if few is None else few)
         num_few = len(tf.nest.flatten(few)[0])
         if num_few <= count // 2:
             gain = NEAR_ENOUGH * total / num_few
-            near = _ascent(model, few, total, initial_state, derivatives, gain)
+            near = ascent(model, sums_of(few), initial_state, gain)
             if near is not None and near[0].is_maximum and near[0].expected_gain <= gain:
                 start, damping = near[0].theta, _LITTLE_DAMPING
-        found = _ascent(model, rows, total, initial_state, derivatives, NEAR_ENOUGH, start, damping)
+        found = ascent(model, sums_of(rows), initial_state, NEAR_ENOUGH, start, damping)
         if found is not None and found[0].is_mode:
             return found[0].theta, refined(found[0].theta, found[1])
     pilot = PooledLogProb(model, rows, np.full([count], total / count, np.float32))
@@ -94,27 +99,33 @@ def pilot_mode(
     return flat.astype(np.float64), refined(flat.astype(np.float64), -curvature)
 
 
-def _ascent(
+def ascent(
     model: MinibatchLogProb,
-    rows: Any,
-    total: int,
+    sums_at: Callable[[np.ndarray], Sums],
     like: State,
-    derivatives: BlockDerivatives,
     last_gain: float,
     start: np.ndarray | None = None,
     damping: float = 1.0,
+    most_steps: int = _MOST_STEPS,
 ) -> tuple[Ascent, np.ndarray] | None:
-    """Returns where Newton's method ends for rows that represent `total`, and the precision there.
+    """Returns where Newton's method ends, and the precision there.
 
-    `start` is None for the state `like`. Returns None without finite derivatives at the start.
+    Returns None without finite derivatives at the start.
+
+    Args:
+      model: evaluates the prior.
+      sums_at: theta -> sums over all rows, with Hessian.
+      like: a state without chain dimensions.
+      last_gain: the expected gain, in nats, that ends the ascent.
+      start: theta; None for the state `like`.
+      damping: that of the first step.
+      most_steps: the largest number of steps.
     """
-    count = len(tf.nest.flatten(rows)[0])
 
     @functools.lru_cache(maxsize=1)  # the value at a state is wanted before its derivatives
     def at(theta: tuple[float, ...]) -> Sums:
         flat = np.array(theta)
-        found = sums_in_memory(rows, None, flat, derivatives).times(total / count)
-        return with_prior(model, found, flat, like)
+        return with_prior(model, sums_at(flat), flat, like)
 
     def hessian_and_gradient(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         found = at((*theta,))
@@ -122,16 +133,16 @@ def _ascent(
         return (found.hessian + found.hessian.T) / 2, found.gradient
 
     flat = flatten_events(like, 0).numpy()
-    ascent = newton_ascent(
+    found = newton_ascent(
         lambda theta: at((*theta,)).log_likelihood,
         hessian_and_gradient,
         flat.astype(np.float64) if start is None else start,
-        _MOST_STEPS,
+        most_steps,
         float(np.finfo(flat.dtype).eps),
         last_gain,
         damping,
     )
-    return None if ascent is None else (ascent, -hessian_and_gradient(ascent.theta)[0])
+    return None if found is None else (found, -hessian_and_gradient(found.theta)[0])
 
 
 def with_prior(model: MinibatchLogProb, sums: Sums, theta: np.ndarray, like: State) -> Sums:

@@ -28,6 +28,8 @@ from tfp_sgmcmc.targets.streaming.row_remainders import Moments, RowRemainders
 
 # Errors by the pool, in standard deviations of a mean and as a share of a standard deviation.
 MOST_MEAN_ERROR, MOST_WIDTH_ERROR = 0.02, 0.01
+# Standard deviations from the center to the mode. Draws must be where the correction has not faded.
+MOST_OFFSET = 4.0
 _LEAST_ROWS, _MOST_ROWS = 100_000, 1_000_000
 _MIXED = 0.2  # of the mean norm, which is added to all
 _WANTED = 0.2  # of the largest errors
@@ -80,9 +82,6 @@ class PoolReport:
             f"{count} pass{'es' * (count > 1)} over the {self.num_examples} rows on disk took "
             f"{seconds} (the first, which only reads, {rate:.3g} rows a second)."
         )
-        dropped = self.num_examples - read.num_rows
-        if dropped:
-            took += f" The dataset drops the last {dropped} rows, which do not fill a batch."
         if self.num_rows == read.num_rows:
             return (f"{took} All rows fit into memory and were loaded.",)
         return (
@@ -96,15 +95,27 @@ class PoolReport:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """A warning if the pool is too small."""
-        if self.mean_error < MOST_MEAN_ERROR and self.width_error < MOST_WIDTH_ERROR:
-            return ()
-        return (
-            f"The pool of {self.num_rows} rows is too small: its standard errors are "
-            f"{self.mean_error:.2g} standard deviations in means and "
-            f"{100 * self.width_error:.2g} % in standard deviations. Raise memory= of the "
-            "StreamedLogProb.",
-        )
+        """Warnings of rows that were not read, and of a pool that is too small."""
+        found, dropped = [], self.num_examples - self.passes[0].num_rows
+        if dropped:
+            found.append(
+                f"The dataset leaves out {dropped} of the {self.num_examples} rows, which do not "
+                "fill a batch. Make its batches without drop_remainder=True."
+            )
+        if self.offset > MOST_OFFSET:
+            found.append(
+                f"The mode of all rows was not found: it is about {self.offset:.2g} standard "
+                "deviations from where the pool is accurate. Raise memory= of the StreamedLogProb, "
+                "or begin nearer to it."
+            )
+        elif self.mean_error >= MOST_MEAN_ERROR or self.width_error >= MOST_WIDTH_ERROR:
+            found.append(
+                f"The pool of {self.num_rows} rows is too small: its standard errors are "
+                f"{self.mean_error:.2g} standard deviations in means and "
+                f"{100 * self.width_error:.2g} % in standard deviations. Raise memory= of the "
+                "StreamedLogProb."
+            )
+        return (*found,)
 
 
 def moments_of(remainders: RowRemainders, rows: Any) -> Moments:

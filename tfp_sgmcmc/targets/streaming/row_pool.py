@@ -30,13 +30,19 @@ from tfp_sgmcmc.targets.streaming.passes import (
     ReadRows,
     Show,
     StreamParts,
-    SumGradients,
+    SumDerivatives,
     as_arrays,
     joined,
 )
-from tfp_sgmcmc.targets.streaming.pilot_mode import pilot_mode, sums_in_memory, with_prior
+from tfp_sgmcmc.targets.streaming.pilot_mode import (
+    ascent,
+    pilot_mode,
+    sums_in_memory,
+    with_prior,
+)
 from tfp_sgmcmc.targets.streaming.pooled import (
     MOST_MEAN_ERROR,
+    MOST_OFFSET,
     MOST_WIDTH_ERROR,
     Correction,
     PooledLogProb,
@@ -54,7 +60,8 @@ _MOST_PILOT_ROWS = 100_000
 # them takes less than passes.
 _PILOT_SHARE, _PILOT_ROWS_PER_PARAMETER = 1 / 32, 128
 _FEW_ROWS = 2**13  # with which searches begin, and which tell errors
-_MOST_POOLS = 2
+_MOST_STEP = 10.0  # beside what random rows explain
+_LAST_GAIN, _MOST_CLIMB = 1.0, 20  # nats and steps, of a climb by passes
 
 
 def draw_pool(
@@ -85,6 +92,9 @@ def draw_pool(
     2. a pass sums the gradient there, for a step to the mode of all rows,
     3. a pass sums gradient and Hessian and draws the pool. It is repeated from a nearer center if
        the pool's error is too large.
+
+    If a step is far longer than random rows explain, because single rows count for much, damped
+    steps of Newton's method lead to the mode, each by a pass.
 
     All sums are in double precision. Blocks of rows are evaluated by as many threads as there are
     cores, or in the scope of a strategy on the devices of its replicas. Rows may come in any order.
@@ -163,6 +173,7 @@ def draw_pool(
     counts = _shares(min(_MOST_PILOT_ROWS, most_rows, wanted), parts.sizes, row_seed)
     found, read = parts.run(ReadRows(counts, row_seed))
     pilots, passes = joined(found), [read]
+    num_pilots = len(tf.nest.flatten(pilots)[0])
     few, rows = _few(pilots, row_seed), tf.nest.map_structure(tf.constant, pilots)
     del found, pilots
     checked = functools.partial(_check_rows_of_chains, model, state, rows)
@@ -171,13 +182,22 @@ def draw_pool(
     theta, precision = pilot_mode(model, rows, total, state, derivatives, few)
     del rows, checked
     factor = _factor(precision)
-    start = unflatten_events(theta, state, 0)
-    found, done = parts.run(SumGradients(as_arrays(start), jit_compile))
-    passes.append(done)
-    sums = functools.reduce(Sums.plus, found)
-    step = factor @ (factor.T @ with_prior(model, sums, theta, state).gradient)
-    for _ in range(_MOST_POOLS):
+
+    def sums_at(theta: np.ndarray, factor: np.ndarray | None = None) -> Sums:
+        at = as_arrays(unflatten_events(theta, state, 0))
+        found, done = parts.run(SumDerivatives(at, jit_compile, factor))
+        passes.append(done)
+        return functools.reduce(Sums.plus, found)
+
+    offset = factor.T @ with_prior(model, sums_at(theta), theta, state).gradient
+    step, most_step = factor @ offset, _MOST_STEP * (dim * total / num_pilots) ** 0.5
+    for is_last in (False, True):
         drawn = found = None  # which frees their memory
+        if np.linalg.norm(offset) > most_step:
+            climb = functools.partial(sums_at, factor=factor)
+            climbed = ascent(model, climb, state, _LAST_GAIN, theta, most_steps=_MOST_CLIMB)
+            if climbed is not None:
+                theta, step, factor = climbed[0].theta, 0.0, _factor(climbed[1])
         center = unflatten_events(theta + step, state, 0)
         remainders = RowRemainders(model, center, factor, draw_seed, jit_compile)
         moments = moments_of(remainders, few)
@@ -199,13 +219,22 @@ def draw_pool(
             np.concatenate([x.probabilities for x in found]),
             functools.reduce(Sums.plus, [x.sums for x in found]),
         )
-        theta = flatten_events(center, 0).numpy().astype(np.float64)
-        exact = with_prior(model, drawn.sums, theta, state)
+        most_step, at = MOST_OFFSET, flatten_events(center, 0).numpy().astype(np.float64)
+        exact = with_prior(model, drawn.sums, at, state)
         assert exact.hessian is not None
         precision = -(exact.hessian + exact.hessian.T) / 2
-        factor = _factor(precision)
-        offset = factor.T @ exact.gradient
+        try:
+            factor = _factor(precision)
+        except ExpansionError:
+            if is_last:
+                raise
+            offset = np.array([np.inf])  # the step led to where there is no mode
+            continue
+        theta, offset = at, factor.T @ exact.gradient
         step = factor @ offset
+        if np.linalg.norm(offset) > most_step:
+            errors = np.inf, np.inf
+            continue
         # The remainders that count are those at draws around the mode.
         around = RowRemainders(model, center, factor, draw_seed, jit_compile, offset)
         errors = pool_errors(moments_of(around, few), kept_with, total)
@@ -265,8 +294,9 @@ def _check_rows_of_chains(model: MinibatchLogProb, center: State, rows: Any) -> 
     except Exception as error:
         error.add_note(
             "The pool gives each chain other examples, so log_likelihood_fn was called with "
-            f"leaves [2, {few}, ...] of the batch, for two chains. tf.linalg.matvec(x, theta) is "
-            "right for batches with and without chain dimensions."
+            f"leaves [2, {few}, ...] of the batch, for two chains. tf.linalg.matvec(x, theta) and "
+            "tf.gather(theta, group, axis=-1, batch_dims=group.shape.rank - 1) are right for "
+            "batches with and without chain dimensions."
         )
         raise
     if not np.allclose(found, [expected, expected], rtol=1e-3, atol=1e-3, equal_nan=True):
