@@ -21,6 +21,7 @@ from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.sampling.loop import Loop, Position, start_of
 from tfp_sgmcmc.targets import Target
+from tfp_sgmcmc.targets.data import evenly_spread
 
 _TIMED_SECONDS = 0.02  # short, so that other work on the machine disturbs at most a few of five
 _ROWS = 50  # of draws at which gradients are taken at a time
@@ -194,8 +195,8 @@ class Convergence(NamedTuple):
 
 def convergence(draws: np.ndarray) -> Convergence:
     """Returns statistics of draws `[results, chains, D]`."""
-    size, (num_results, num_chains, _) = draws.shape[-1], draws.shape
-    x = draws[..., np.unique(np.linspace(0, size - 1, min(size, _MOST_ENTRIES)).astype(int))]
+    num_results, num_chains, size = draws.shape
+    x = draws[..., evenly_spread(size, _MOST_ENTRIES)]
     # Chains that have stopped give NaN.
     rhat = np.nan_to_num(rank_normalized_rhat(x), nan=np.inf).max()
     sizes = np.nan_to_num([effective_sample_size(x, kind) for kind in ("bulk", "tail")], nan=1.0)

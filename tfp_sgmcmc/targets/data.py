@@ -108,11 +108,16 @@ def form_of(data: Any) -> tuple[str, int]:
     return form.strip(), sum(x.dtype.size * x.shape[1:].num_elements() for _, x in leaves)
 
 
+def evenly_spread(size: int, most: int) -> np.ndarray:
+    """Returns at most `most` of the indices 0 .. size - 1, spread from the first to the last."""
+    return np.linspace(0, size - 1, min(size, most)).astype(np.int64)
+
+
 def checksum(data: Any) -> str:
     """Returns a checksum of `data`, or of evenly spread examples if the data are large."""
     size, (_, row_bytes) = leading_axis(data), form_of(data)
-    count, found = min(size, max(1, _MOST_BYTES // max(1, row_bytes))), 0
-    spread = tf.constant(np.linspace(0, size - 1, count).astype(np.int64))
+    spread = tf.constant(evenly_spread(size, max(1, _MOST_BYTES // max(1, row_bytes))))
+    found = 0
     for x in tree.flatten(data):
         found = zlib.crc32(tf.gather(x, spread).numpy().tobytes(), found)
     return f"{found:08x}"

@@ -28,6 +28,7 @@ from tfp_sgmcmc.targets.base import (
     kept_program,
     value_and_gradient,
 )
+from tfp_sgmcmc.targets.data import evenly_spread
 from tfp_sgmcmc.targets.growing_batch import GrowingBatch
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.scores import sum_over_chunks
@@ -103,8 +104,7 @@ def largest_curvature(
     chains = tuple(int(n) for n in target.chain_shape(state))
     hessian_product = posterior_product(target, one_chain(state, chains, 0), seed, max_examples)
     num_chains, ndims, largest = math.prod(chains), len(chains), 0.0
-    picked = np.linspace(0, num_chains - 1, min(num_chains, _MOST_CHAINS), dtype=int)
-    for chain in np.unique(picked):
+    for chain in evenly_spread(num_chains, _MOST_CHAINS):
         here = one_chain(state, chains, chain)
 
         def as_state(v: np.ndarray, here: State = here) -> State:
