@@ -272,6 +272,16 @@ def unflatten_events(flat: tf.Tensor | np.ndarray, like: State, lead_ndims: int)
     )
 
 
+def vector_of_chain(state: State, chain_ndims: int) -> np.ndarray:
+    """Returns the state of one chain as a vector in double precision."""
+    return flatten_events(state, chain_ndims).numpy().astype(np.float64).ravel()
+
+
+def chain_of_vector(vector: np.ndarray, like: State, chain_ndims: int) -> State:
+    """Returns a vector as the state of one chain, with its chain dimensions."""
+    return unflatten_events(vector.reshape([1] * chain_ndims + [-1]), like, chain_ndims)
+
+
 def convert_state(state: State, initial: bool = False, called: str = "state") -> State:
     """Returns `state` as tensors; raises for parts without a gradient, such as integers.
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.nest import State, by_part, flatten_events, one_chain, unflatten_events
+from tfp_sgmcmc.internal.nest import State, by_part, chain_of_vector, one_chain, vector_of_chain
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
 from tfp_sgmcmc.targets.laplace.curvature import largest_curvature
@@ -104,24 +104,24 @@ def estimate_initial_distance(
         carried[key] = found.target_state
         return found
 
-    gradients = np.array([_vector(estimate(i).gradient, ndims) for i in range(_NUM_MINIBATCHES)])
+    gradients = np.array(
+        [vector_of_chain(estimate(i).gradient, ndims) for i in range(_NUM_MINIBATCHES)]
+    )
     gradient = gradients.mean(axis=0)
     square, error = gradient @ gradient, gradients.var(axis=0, ddof=1).sum() / _NUM_MINIBATCHES
     if not square - error > error:  # NaN included
         return None
     u = gradient / math.sqrt(square)
-    probe = unflatten_events(u.reshape([1] * ndims + [-1]), state, ndims)
-    products = [_vector(estimate(i, probe).hessian_product, ndims) for i in range(_NUM_PRODUCTS)]
+    probe = chain_of_vector(u, state, ndims)
+    products = [
+        vector_of_chain(estimate(i, probe).hessian_product, ndims) for i in range(_NUM_PRODUCTS)
+    ]
     a, s = -float(np.mean(products, axis=0) @ u), ratio * float(np.var(gradients @ u, ddof=1))
     if not 0 < a < math.inf:
         return None
-    metric = float(_vector(kernel.metric_product(probe, state, None), ndims) @ u)
+    metric = float(vector_of_chain(kernel.metric_product(probe, state, None), ndims) @ u)
     num_steps = (float(kernel.relaxation_steps(metric * a, metric * x)) for x in (s, s / 10))
     return InitialDistance(math.sqrt((square - error) / a), *num_steps)
-
-
-def _vector(nest: State, chain_ndims: int) -> np.ndarray:
-    return flatten_events(nest, chain_ndims).numpy().astype(np.float64).ravel()
 
 
 class Stability(NamedTuple):
