@@ -64,7 +64,7 @@ def check_stream(
         )
     if kernel is None:
         return None
-    check_approach(kernel, [target], state, stacklevel=5)
+    check_approach(kernel, target, state, stacklevel=5)
     found = check_step(kernel, target, state)
     if found is None or found.is_stable:
         check_temperature(kernel, target, state)
