@@ -433,7 +433,7 @@ class SamplerCallback(keras.callbacks.Callback):
             steps_per_call,
             steps_per_epoch,
             random.fold_in(self._settings.seed, -2),  # no step has this number
-            self._settings.num_examples,
+            self._settings.numbers.num_examples,
             growth,
         )
         self._steps.resident.append(data)
@@ -481,7 +481,7 @@ class SamplerCallback(keras.callbacks.Callback):
         num_epochs, model = self.params["epochs"], self.model
         source = training_data.training_source(model, self._data)
         if self._recorder.chain is None:
-            self._settings.settle(source, model, self.params, self._recorder, self._preflight)
+            self._settings.settle(source, model, self.params, self._recorder)
             if model.built:
                 self._start_chain()
         chain = self._recorder.chain
@@ -557,7 +557,7 @@ class SamplerCallback(keras.callbacks.Callback):
             may_be_resident=bool(self._steps.resident), counts_rows=self._preflight.counts_rows
         )
         left = self.params["epochs"] - epoch
-        burnin = min(left, max(0, self._settings.num_burnin_epochs - self._recorder.total_epochs))
+        burnin = min(left, self._recorder.burnin_epochs_left)
         self._preflight.begin_epoch(
             first_step, random.fold_in(self._settings.seed, -2), left, burnin
         )
