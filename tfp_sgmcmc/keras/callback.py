@@ -600,7 +600,8 @@ class SamplerCallback(keras.callbacks.Callback):
             self._make_train_function()
             if auto.pilot.choices is not None and self.params.get("verbose"):
                 print(auto.pilot.choices)
-        auto.begin_epoch(self._recorder.chain, source, total, self.params)
+        if not self._recorder.burnin_epochs_left:
+            auto.after_burnin(self._recorder.chain, source, self.params)
 
     def _start_chain(self) -> None:
         chain = self._settings.make_chain(self.model)

@@ -104,8 +104,7 @@ class FitSettings:
         self.auto: AutomaticFit | None = None
         if isinstance(self._make_kernel_fn, str):
             burnin = self._collect.num_burnin_epochs
-            pilot = make_pilot(bound, self.path, burnin, **self._noise)
-            self.auto = AutomaticFit(pilot, burnin)
+            self.auto = AutomaticFit(make_pilot(bound, self.path, burnin, **self._noise))
         self._follows = self._collect_of(1).depends_on_fit or self._has_half
         self.is_complete = num_examples is not None and not self._follows and self.ensemble is None
         self.monitor = noise_monitor(
@@ -201,7 +200,7 @@ class FitSettings:
             collect = self._collect_of(num_epochs)
             if self.auto is not None and self._has_half:
                 numbers.num_burnin_epochs = collect.num_burnin_epochs or 0
-                self.auto.settle(numbers.num_burnin_epochs)
+                self.auto.pilot.settle(numbers.num_burnin_epochs)
             found = collect.over(num_batches, num_epochs)
             left_out = [n for n in _NUMBERS if getattr(self._collect, n) is None]
             kept = {n: self._stored[n] for n in left_out if self._stored.get(n) is not None}
