@@ -590,18 +590,17 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def _go_on(self, auto: AutomaticFit, epoch: int) -> None:
         """Goes on to the pilot's next part, or to the chain, if it is time."""
-        chain, total, source = (
-            self._recorder.chain, self._recorder.total_epochs, self._preflight.source
-        )  # fmt: skip
-        if chain is not None and auto.pilot.is_due(total):
-            auto.pilot.measure_and_choose(chain, source, total, self.params["epochs"] - epoch)
+        recorder, source = self._recorder, self._preflight.source
+        if recorder.chain is not None and auto.pilot.is_due(recorder.total_epochs):
+            left = self.params["epochs"] - epoch
+            auto.pilot.measure_and_choose(recorder.chain, source, recorder.total_epochs, left)
             self._start_chain()
             self._preflight.new_chain()
             self._make_train_function()
             if auto.pilot.choices is not None and self.params.get("verbose"):
                 print(auto.pilot.choices)
-        if not self._recorder.burnin_epochs_left:
-            auto.after_burnin(self._recorder.chain, source, self.params)
+        if not recorder.burnin_epochs_left:
+            auto.after_burnin(recorder.chain, source, self.params)
 
     def _start_chain(self) -> None:
         chain = self._settings.make_chain(self.model)
