@@ -18,7 +18,6 @@ from tfp_sgmcmc.keras.model.priors import LogPrior
 from tfp_sgmcmc.kernels.fingerprint import describe_problem
 from tfp_sgmcmc.storage import tolerant_equality
 from tfp_sgmcmc.storage.checkpoint import agree
-from tfp_sgmcmc.targets.data import evenly_spread
 
 _MOST_BYTES = 2**26  # of an array for its checksum
 _ROWS, _LENGTH = 4, 32  # of the made-up batch, where shapes are unknown
@@ -133,7 +132,7 @@ def _checksum(arrays: list[Any]) -> str:
         row = max(1, int(np.prod(array.shape[1:]))) * 4
         count = min(array.shape[0], max(1, _MOST_BYTES // row)) if len(array.shape) else 0
         if count and count < array.shape[0]:
-            chosen = evenly_spread(array.shape[0], count)
+            chosen = np.linspace(0, array.shape[0] - 1, count).astype(np.int64)
             if tf.is_tensor(array):
                 array = tf.gather(array, chosen)
             else:
