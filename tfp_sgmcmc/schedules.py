@@ -12,13 +12,10 @@ from tfp_sgmcmc.internal.checks import accepts, integer, number, numbers, positi
 
 
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):
-    """The base class of schedules, which `get_config` describes by their arguments."""
-
-    def __init__(self, **config: Any):
-        self._config = config
+    """The base class of schedules, whose public attributes are their arguments."""
 
     def get_config(self) -> dict[str, Any]:
-        return dict(self._config)
+        return {name: x for name, x in vars(self).items() if not name.startswith("_")}
 
 
 @keras.saving.register_keras_serializable("tfp_sgmcmc")
@@ -47,7 +44,6 @@ class PolynomialDecay(Schedule):
     def __init__(self, a: float, b: float = 1.0, gamma: float = 0.55):
         self.a, self.b = positive("a", a), positive("b", b)
         self.gamma = number("gamma", gamma, "a finite number of at least 0", lambda x: x >= 0)
-        super().__init__(a=self.a, b=self.b, gamma=self.gamma)
 
     @classmethod
     def from_endpoints(
@@ -102,11 +98,10 @@ class ConstantBelow(Schedule):
             schedule = keras.saving.deserialize_keras_object(schedule)
         accepts("schedule", schedule, 0)
         self.schedule, self.critical_value = schedule, positive("critical_value", critical_value)
-        super().__init__(critical_value=self.critical_value)
 
     def get_config(self) -> dict[str, Any]:
         schedule = keras.saving.serialize_keras_object(self.schedule)
-        return {"schedule": schedule, **super().get_config()}
+        return super().get_config() | {"schedule": schedule}
 
     def __call__(self, step: Any) -> tf.Tensor:
         value = self.schedule(step)
@@ -158,13 +153,15 @@ class Cyclical(Schedule):
         self.exploration_ratio = number(
             "exploration_ratio", exploration_ratio, "in [0, 1)", lambda x: 0 <= x < 1
         )
-        super().__init__(
-            initial_value=self.initial_value,
-            num_steps=num_steps,
-            num_cycles=num_cycles,
-            exploration_ratio=self.exploration_ratio,
-        )
+        self._counts = {"num_steps": num_steps, "num_cycles": num_cycles}
         self.cycle_length = -(-num_steps // num_cycles)
+
+    def get_config(self) -> dict[str, Any]:
+        return {
+            "initial_value": self.initial_value,
+            **self._counts,
+            "exploration_ratio": self.exploration_ratio,
+        }
 
     def position(self, step: Any) -> tf.Tensor:
         """Returns r_t, in [0, 1)."""
@@ -206,9 +203,6 @@ class GeometricDecay(Schedule):
         self.initial_value = positive("initial_value", initial_value)
         self.final_value = positive("final_value", final_value)
         self.num_steps = integer("num_steps", num_steps, 1)
-        super().__init__(
-            initial_value=self.initial_value, final_value=self.final_value, num_steps=num_steps
-        )
 
     def __call__(self, step: Any) -> tf.Tensor:
         t = tf.minimum(tf.cast(step, tf.float32) / self.num_steps, 1.0)
@@ -258,13 +252,6 @@ class CosineTail(Schedule):
         least = 0 if peak_value is None else 1e-6  # what the growth divides by
         self.start = number("start", start, f"in [{least}, 1)", lambda x: least <= x < 1)
         self.peak_value = positive("peak_value", peak_value) if peak_value is not None else None
-        super().__init__(
-            initial_value=self.initial_value,
-            final_value=self.final_value,
-            num_steps=num_steps,
-            start=self.start,
-            peak_value=self.peak_value,
-        )
 
     def __call__(self, step: Any) -> tf.Tensor:
         t = tf.cast(step, tf.float32) / self.num_steps

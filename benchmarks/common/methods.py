@@ -23,8 +23,8 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from benchmarks.common.posteriors import Posterior, whitened_hmc
+from benchmarks.common.registry import SAMPLERS, RegisteredSampler
 from benchmarks.common.samplers import covariances
-from tfp_sgmcmc.kernels.registry import SAMPLERS, RegisteredSampler
 
 LEAPFROG_STEPS = 10
 WHITENED_LEAPFROG_STEPS = 3

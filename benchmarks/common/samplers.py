@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.kernels.registry import SAMPLERS, RegisteredSampler
+from benchmarks.common.registry import SAMPLERS, RegisteredSampler
 
 Covariances = dict[str, Any]  # estimators by the names "full", "diag" and "low_rank"
 Make = Callable[[Any, Covariances], Any]  # (target, covariances) -> kernel

@@ -246,7 +246,7 @@ CHANGES: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
         ("step % self.update_every == 0", "step % self.update_every == 1"),
     ),
     ("targets", "targets/anchored.py"): (("g + (a - b)", "g + (a - 0.98 * b)"),),
-    ("preconditioners", "preconditioners/rmsprop.py"): (
+    ("preconditioners", "preconditioners.py"): (
         ("((g / total) ** 2 - v) / size", "(tf.abs(g / total) - v) / size"),
         ("tf.sqrt(m) * x", "m * x"),
         ("size * (1 - self.decay) >= 1", "size * (1 - self.decay) >= 0"),

@@ -103,8 +103,8 @@ def test_profiles_name_samplers_of_the_table_and_add_up() -> None:
 
 def test_every_exact_setting_is_in_every_profile() -> None:
     """The registry's kernels are among them, each under its name."""
+    from benchmarks.common.registry import SAMPLERS
     from benchmarks.suite import exact_entry_points, exact_laws
-    from tfp_sgmcmc.kernels.registry import SAMPLERS
 
     settings = (*exact_laws.SETTINGS, *exact_entry_points.ENTRY_POINTS)
     assert settings == profiles.EXACT

@@ -39,7 +39,7 @@ THOROUGH_EXAMPLES = {
         "sampling.result.SampleResult.map",
         "sampling.result.SampleResult.summary",
         "targets.control_variates.control_variate.ControlVariate",
-        "targets.laplace.whitening.whiten",
+        "targets.laplace.laplace.whiten",
         "targets.model_target.LinearModel",
         "targets.minibatch.MinibatchLogProb.from_joint",
         "targets.streamed.StreamedLogProb",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.packing import Packing
+from tfp_sgmcmc.internal.nest import Packing
 from tfp_sgmcmc.keras.chain.chain_state import PackedVariables
 
 

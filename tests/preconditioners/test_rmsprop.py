@@ -11,8 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.harness.matrices import divergence_by_differences, explicit
-from tfp_sgmcmc.preconditioners import GradientInfo, LocalMatrix, RMSprop
-from tfp_sgmcmc.preconditioners.rmsprop import SquaredGradients
+from tfp_sgmcmc.preconditioners import GradientInfo, LocalMatrix, RMSprop, SquaredGradients
 
 GENERATOR = np.random.default_rng(0)
 TOTAL = 20  # N

@@ -13,7 +13,7 @@ from tfp_sgmcmc.adaptation.centered_hierarchy import hierarchy_around
 from tfp_sgmcmc.internal.nest import State, flatten_events, num_entries, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb, find_center, whiten
 from tfp_sgmcmc.targets.base import ExpansionError
-from tfp_sgmcmc.targets.laplace.laplace import laplace_bijector
+from tfp_sgmcmc.targets.laplace.laplace import laplace_bijector, whiten_by
 from tfp_sgmcmc.targets.laplace.low_rank_hessian import LowRankHessian
 from tfp_sgmcmc.targets.laplace.mode import MAX_ITERATIONS, MOST_NEWTON_DIMENSIONS
 from tfp_sgmcmc.targets.laplace.newton import NEAR_ENOUGH
@@ -28,7 +28,6 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
     root_of_inverse,
     to_unit_diagonal,
 )
-from tfp_sgmcmc.targets.laplace.whitening import whiten_by
 
 _RIDGE = 100.0  # nats; where more is expected, it is no ridge
 _SHARES = (1.0, 0.5, 0.0)  # of the user's start, where the search for a mode begins

@@ -27,6 +27,7 @@ from tfp_sgmcmc.diagnostics.vector_functions import (
 from tfp_sgmcmc.internal.nest import State, entry_names, flatten_events, unflatten_events
 from tfp_sgmcmc.sampling.result import Flag, SampleResult
 from tfp_sgmcmc.targets import MinibatchLogProb
+from tfp_sgmcmc.targets.data import evenly_spread
 
 _MOST_TESTED = 500  # results at which gradients are taken
 _LEAST_RESULTS = 50
@@ -103,8 +104,8 @@ def check_draws(
         )
     if prepared.gradients is None:
         return DrawCheck(flags, line, goal / found.ess, measured, certificate)
-    most = min(len(flat), _MOST_TESTED if prepared.is_noisy else max(50, len(flat) // 10))
-    picked = np.unique(np.linspace(0, len(flat) - 1, most).astype(int))
+    most = _MOST_TESTED if prepared.is_noisy else max(50, len(flat) // 10)
+    picked = evenly_spread(len(flat), most)
     z = whitened(tf.nest.map_structure(lambda x: x[picked], states), prepared.bijector)
     fit = gradient_fit(z, prepared.gradients(z, seed))
     line += (

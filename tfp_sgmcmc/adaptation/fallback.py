@@ -19,9 +19,9 @@ from tfp_sgmcmc.adaptation.hamiltonian import MAX_TREE_DEPTH, NUTSPilot, run_nut
 from tfp_sgmcmc.adaptation.noncentering import noncentered
 from tfp_sgmcmc.adaptation.pilot import (
     Gradients,
-    WhitenedGradients,
     dispersed_starts,
     seconds_of_second,
+    whitened_gradients,
 )
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel, trace_divergences
@@ -225,7 +225,7 @@ def _nuts(
     return PreparedKernel(
         tfp.mcmc.NoUTurnSampler(target, **arguments),
         bijector,
-        WhitenedGradients(problem, pilot.center, root, run.jit_compile),
+        whitened_gradients(problem, pilot.center, root, run.jit_compile),
         choices,
         lines,
         (_caveat(reason) if hierarchy is None else _untrusted(hierarchy),),

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tfp_sgmcmc.diagnostics.convergence import batch_means_standard_error
+from tfp_sgmcmc.targets.data import evenly_spread
 
 _MOVES, _REFIT = 80, 8
 _LENGTHS = (1.0, 2.0, 3.0)  # of moves, in standard deviations of the entry
@@ -96,8 +97,7 @@ def funnel_check(
     if not funnels[0].strength:
         return None
     most = np.clip(_MOST_TERMS / _MOVES / num_examples, 400, _MOST_DRAWS)
-    rows = np.linspace(0, num_results - 1, min(num_results, int(most) // num_chains)).astype(int)
-    picked = z.reshape(draws.shape)[rows]
+    picked = z.reshape(draws.shape)[evenly_spread(num_results, int(most) // num_chains)]
     least = _LEAST_SHARE * funnels[0].strength
     found = [
         _moved(lambda z: log_prob_fn(mean + deviation * z), picked, funnel.entry, rng)

@@ -21,6 +21,7 @@ from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.sampling.loop import Loop, Position, start_of
 from tfp_sgmcmc.targets import Target
+from tfp_sgmcmc.targets.data import evenly_spread
 
 _TIMED_SECONDS = 0.02  # short, so that other work on the machine disturbs at most a few of five
 _ROWS = 50  # of draws at which gradients are taken at a time
@@ -151,8 +152,10 @@ class Gradients:
         return np.concatenate(found)[: len(z)]
 
 
-class WhitenedGradients:
-    """Gradients of all data at z, by the function of flat states that is kept with the target.
+def whitened_gradients(
+    problem: Target, center: State, factor: np.ndarray, jit_compile: bool
+) -> Callable[[np.ndarray, tf.Tensor], np.ndarray]:
+    """Returns a function as `Gradients`, by all data and the program that is kept with the target.
 
     Args:
       problem: the target.
@@ -160,20 +163,16 @@ class WhitenedGradients:
       factor: L in theta = center + L z, or its diagonal.
       jit_compile: whether XLA compiles it.
     """
+    of_vectors = value_and_gradient_of_vectors(problem, center, jit_compile, False)
+    flat, is_dense = flatten_events(center, 0).numpy().astype(np.float64), factor.ndim == 2
 
-    def __init__(self, problem: Target, center: State, factor: np.ndarray, jit_compile: bool):
-        self._of_vectors = value_and_gradient_of_vectors(problem, center, jit_compile, False)
-        self._flat = flatten_events(center, 0).numpy().astype(np.float64)
-        self._factor = factor
-
-    def __call__(self, z: np.ndarray, seed: tf.Tensor) -> np.ndarray:
-        """Returns gradients at draws `[results, chains, D]`; nothing is drawn by the seed."""
-        del seed
-        rows, factor = z.reshape(-1, z.shape[-1]).astype(np.float64), self._factor
-        is_dense = factor.ndim == 2
-        theta = self._flat + (rows @ factor.T if is_dense else rows * factor)
-        gradient = self._of_vectors(theta)[1]
+    def gradients(z: np.ndarray, seed: tf.Tensor) -> np.ndarray:
+        del seed  # nothing is drawn
+        rows = z.reshape(-1, z.shape[-1]).astype(np.float64)
+        gradient = of_vectors(flat + (rows @ factor.T if is_dense else rows * factor))[1]
         return (gradient @ factor if is_dense else gradient * factor).reshape(z.shape)
+
+    return gradients
 
 
 class Convergence(NamedTuple):
@@ -194,8 +193,8 @@ class Convergence(NamedTuple):
 
 def convergence(draws: np.ndarray) -> Convergence:
     """Returns statistics of draws `[results, chains, D]`."""
-    size, (num_results, num_chains, _) = draws.shape[-1], draws.shape
-    x = draws[..., np.unique(np.linspace(0, size - 1, min(size, _MOST_ENTRIES)).astype(int))]
+    num_results, num_chains, size = draws.shape
+    x = draws[..., evenly_spread(size, _MOST_ENTRIES)]
     # Chains that have stopped give NaN.
     rhat = np.nan_to_num(rank_normalized_rhat(x), nan=np.inf).max()
     sizes = np.nan_to_num([effective_sample_size(x, kind) for kind in ("bulk", "tail")], nan=1.0)

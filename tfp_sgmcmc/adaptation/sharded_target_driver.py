@@ -94,10 +94,9 @@ def sample_target_in_shards(
     make_settings = functools.partial(_settings, make_target, options, executor is not None)
     if executor is None:
         make_settings = functools.cache(make_settings)
-        shared = choose_settings(make_settings, folder, seed, preflight_check)
+        shared = choose_settings(make_settings, seed, preflight_check)
     else:
-        arguments = make_settings, folder, seed, preflight_check
-        call = pack_call("target", choose_settings, *arguments)
+        call = pack_call("target", choose_settings, make_settings, seed, preflight_check)
         shared = submit_call(executor, call).result()
         make_settings = functools.partial(make_settings, is_compared=True)
     tell(shared.lines, progress_bar)
@@ -129,19 +128,15 @@ def sample_target_in_shards(
 
 
 def choose_settings(
-    make_settings: Callable[[], TargetSettings],
-    folder: Path | None,
-    seed: tuple[int, int],
-    preflight_check: bool,
+    make_settings: Callable[[], TargetSettings], seed: tuple[int, int], preflight_check: bool
 ) -> SharedSettings:
     """Returns the settings in the directory of a run, or chooses them."""
     settings, given = make_settings(), tf.constant(seed)
-    prepared = None if folder is None else settings.load(folder, given)
+    prepared = settings.load(given)
     if prepared is None:
         prepared = settings.choose(random.split(given, 3)[0], preflight_check)
         prepared = prepared.with_choices(seed=seed)
-        if folder is not None:
-            settings.save(folder, prepared, given)
+        settings.save(prepared, given)
     return SharedSettings(prepared.choices, prepared.lines, prepared.flags, prepared.most_results)
 
 

@@ -31,7 +31,7 @@ from tfp_sgmcmc.targets import (
 )
 from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.bijectors import default_bijector, median_start
-from tfp_sgmcmc.targets.laplace.mode import check_single_state
+from tfp_sgmcmc.targets.laplace.laplace import check_single_state
 from tfp_sgmcmc.targets.sharded import refuse_shards
 from tfp_sgmcmc.targets.streaming import data_record, pooled
 from tfp_sgmcmc.targets.validation.gradient_check import check_two_chains, log_probs_of_rows

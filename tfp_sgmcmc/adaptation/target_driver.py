@@ -41,7 +41,8 @@ class TargetSettings:
       target: the target that the user gave.
       initial_state: the start that the user gave, or None.
       bijector: for a callable, bijectors to its arguments.
-      folder: the directory of the run, which keeps the pool of a stream; None for memory.
+      folder: the directory of the run, which keeps the settings and the pool of a stream; None for
+        memory.
       num_results: number of draws of each chain.
       num_chains: number of chains.
       jit_compile: whether XLA compiles the steps; None compiles them where that is faster.
@@ -65,7 +66,7 @@ class TargetSettings:
         jit_compile: bool | None,
         progress_bar: bool | None,
     ):
-        self._pool = None
+        self._pool, self._folder = None, folder
         if isinstance(target, StreamedLogProb):
             target_arguments.single_state(target.of_one_batch, initial_state)
             target, self._pool = target_arguments.pool_of(
@@ -80,12 +81,17 @@ class TargetSettings:
             self.problem, state, jit_compile, before
         )
 
-    def load(self, folder: Path, seed: tf.Tensor | None) -> PreparedKernel | None:
-        """Returns the settings that an earlier process chose for a directory, or None."""
-        return load(folder, self.problem, self.state, seed, self._sizes[1], self.jit_compile)
+    def load(self, seed: tf.Tensor | None) -> PreparedKernel | None:
+        """Returns the settings that an earlier process chose for the directory, or None."""
+        if self._folder is None:
+            return None
+        return load(self._folder, self.problem, self.state, seed, self._sizes[1], self.jit_compile)
 
-    def save(self, folder: Path, prepared: PreparedKernel, seed: tf.Tensor) -> None:
-        save(folder, prepared, seed, describe_call(self.problem, self.state, self.jit_compile))
+    def save(self, prepared: PreparedKernel, seed: tf.Tensor) -> None:
+        """Writes the settings into the directory, if there is one."""
+        if self._folder is not None:
+            call = describe_call(self.problem, self.state, self.jit_compile)
+            save(self._folder, prepared, seed, call)
 
     def choose(self, seed: tf.Tensor, preflight_check: bool) -> PreparedKernel:
         """Returns the kernel to begin with."""
@@ -188,7 +194,7 @@ def sample_target(
     settings = TargetSettings(
         target, initial_state, bijector, folder, *sizes, jit_compile, progress_bar
     )
-    prepared = None if folder is None else settings.load(folder, seed)
+    prepared = settings.load(seed)
     if prepared is None and run is not None and run.has_run:
         raise ValueError(
             f"directory must be new, or hold a run of a target. Received: {run.path}, which holds "
@@ -199,8 +205,7 @@ def sample_target(
     if prepared is None:
         prepared = settings.choose(choice_seed, preflight_check)
         prepared = prepared.with_choices(seed=random.integers_of(random.fold_in(run_seed, 0)))
-        if folder is not None:
-            settings.save(folder, prepared, seed)
+        settings.save(prepared, seed)
     tell(prepared.lines, progress_bar)
     goal = min(min_ess, 0.5 * num_results * num_chains)
     for attempt in range(1, _MOST_RUNS + 1):

@@ -10,6 +10,7 @@ import numpy as np
 from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
+from tfp_sgmcmc.targets.data import evenly_spread
 
 _STARTS_PER_CHAIN = 2
 _RADIUS = 2.0  # of the uniform starts, in units of the scales at the user's start
@@ -75,7 +76,7 @@ def typical_starts(
     begin[0] = flat
     places = _on_the_way(at, begin, scale)
     most = max(1, _MOST_ENTRIES // (2 * dim * size * max(1, problem.num_examples)))
-    places = places[np.unique(np.linspace(0, len(places) - 1, min(most, len(places))).astype(int))]
+    places = places[evenly_spread(len(places), most)]
     shape = places.shape[:2]
     places = places.reshape(-1, dim)
     variance = _variances(at, places, scale)

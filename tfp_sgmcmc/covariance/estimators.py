@@ -26,8 +26,7 @@ from tfp_sgmcmc.covariance.matrices import (
 )
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.checks import boolean, require
-from tfp_sgmcmc.internal.nest import MANY_PARTS, State, flatten_events
-from tfp_sgmcmc.internal.packing import Packing
+from tfp_sgmcmc.internal.nest import MANY_PARTS, Packing, State, flatten_events
 
 
 class Full(CovarianceEstimator):

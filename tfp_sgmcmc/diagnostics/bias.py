@@ -15,6 +15,7 @@ from tfp_sgmcmc.diagnostics.gradient_tests import (
 )
 from tfp_sgmcmc.diagnostics.stein import gradients_at
 from tfp_sgmcmc.targets.base import as_target
+from tfp_sgmcmc.targets.data import evenly_spread
 
 # Smaller deviations are not mentioned, and larger ones are problems.
 NOTED_WIDTH, WRONG_WIDTH = 1.04, 1.15  # ratios
@@ -84,7 +85,7 @@ def draws_and_gradients(
     """Returns draws and gradients of each part, `[draws, chains, event...]`, at some results."""
     target = as_target(target_log_prob_fn, full_data_expected=True)
     num_draws = len(tf.nest.flatten(states)[0])
-    picked = np.unique(np.linspace(0, num_draws - 1, min(num_draws, num_gradients)).astype(int))
+    picked = evenly_spread(num_draws, num_gradients)
     states = tf.nest.map_structure(lambda x: tf.convert_to_tensor(np.asarray(x)[picked]), states)
     chain_ndims = len(target.chain_shape(tf.nest.map_structure(lambda x: x[0], states)))
     gradients = gradients_at(target, states, seed)

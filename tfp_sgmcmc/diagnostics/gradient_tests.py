@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc.diagnostics.convergence import batch_means_standard_error
+from tfp_sgmcmc.targets.data import evenly_spread
 
 FALSE_ALARMS = 1e-3  # the probability that any test of a report on sound draws rejects
 _MOST_WINDOWS, _LEAST_WINDOWS = 20, 4
@@ -235,9 +236,7 @@ def _chosen(x: np.ndarray, g: np.ndarray, y: np.ndarray, h: np.ndarray) -> list[
     """Chooses directions by draws x and gradients g, and returns their series on y and h."""
     size = x.shape[-1]
     x, g = x.reshape(-1, size), g.reshape(-1, size)
-    picked = np.linspace(0, len(x) - 1, min(len(x), max(_MOST_DRAWS, 4 * min(size, 50)))).astype(
-        int
-    )
+    picked = evenly_spread(len(x), max(_MOST_DRAWS, 4 * min(size, 50)))
     mean = x[picked].mean(axis=0)
     _, sds, axes = np.linalg.svd(x[picked] - mean, full_matrices=False)
     sds = sds / np.sqrt(len(picked) - 1)

@@ -18,6 +18,7 @@ from tfp_sgmcmc.internal.extras import import_figure
 from tfp_sgmcmc.internal.nest import dotted_names
 from tfp_sgmcmc.internal.tables import Table, as_html, histogram_picture, number
 from tfp_sgmcmc.targets.base import as_target
+from tfp_sgmcmc.targets.data import evenly_spread
 
 _MOST_ENTRIES, _MOST_TESTED = 1000, 4000  # of a variable; of a run, against the gradients
 _MOST_NUMBERS = 5e7  # in the gradients
@@ -234,7 +235,7 @@ def report(
     rows, of_chains = [], []
     for name, x in variables.items():
         entries = x.reshape(*x.shape[:2], -1)
-        looked_at = entries[..., _spread(entries.shape[-1], _MOST_ENTRIES)].astype(np.float64)
+        looked_at = entries[..., evenly_spread(entries.shape[-1], _MOST_ENTRIES)].astype(np.float64)
         rows.append(chain_checks.worst_entries(name, entries.shape[-1], looked_at))
         of_chains += chain_checks.chain_problems(rows[-1], looked_at)
     problems += of_chains[:_MOST_LINES]
@@ -274,7 +275,7 @@ def _bias(
     columns = list[tuple[np.ndarray, np.ndarray]]()
     for name, of_x, of_g in zip(names, x, g, strict=True):
         shape, (a, b) = of_x.shape[2:], (y.reshape(*y.shape[:2], -1) for y in (of_x, of_g))
-        picked = _spread(a.shape[-1], min(most, _MOST_ENTRIES))
+        picked = evenly_spread(a.shape[-1], min(most, _MOST_ENTRIES))
         picked = picked[np.ptp(a[..., picked], axis=(0, 1)) > 0]
         columns.append((a[..., picked], b[..., picked]))
         labels += [name] * len(picked)
@@ -312,11 +313,6 @@ def _without_names(variables: dict[str, np.ndarray]) -> Any:
         return variables["state"]
     is_list = [*variables] == [f"state.{i}" for i in range(len(variables))]
     return [*variables.values()] if is_list else variables
-
-
-def _spread(size: int, most: int) -> np.ndarray:
-    """Returns at most `most` numbers spread over 0 .. size - 1."""
-    return np.unique(np.linspace(0, size - 1, min(size, most)).astype(int))
 
 
 def _variables(result: Any) -> dict[str, np.ndarray]:

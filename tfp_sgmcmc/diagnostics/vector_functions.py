@@ -16,6 +16,7 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc.internal.nest import State, call_with_state, num_entries, unflatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import Target, kept_program
+from tfp_sgmcmc.targets.data import evenly_spread
 
 _MOST_TERMS = 5_000_000  # N times the states that are evaluated at once
 _FEW = 64  # states of a small block; more blocks take less time than another trace
@@ -125,7 +126,7 @@ def rounded_share(
       draws: flat states, `[draws, D]`.
       rng: random numbers.
     """
-    rows = _evenly_spread(draws, _NUM_ROUNDED)
+    rows = draws[evenly_spread(len(draws), _NUM_ROUNDED)]
     moves = _MOVE * draws.std(axis=0) * rng.standard_normal(rows.shape)
     with np.errstate(all="ignore"):
         change = np.abs(log_prob_fn(rows + moves.astype(rows.dtype)) - log_prob_fn(rows))
@@ -144,7 +145,7 @@ def zero_density_beyond(
     Returns:
       The entry, the last state of positive density on a line along it, and 1.0 or -1.0; or None.
     """
-    rows = _evenly_spread(draws, _NUM_LINES)
+    rows = draws[evenly_spread(len(draws), _NUM_LINES)]
     inside = log_prob_fn(rows)
     rows, inside = rows[np.isfinite(inside)], inside[np.isfinite(inside)]
     deviation, dim = draws.std(axis=0), draws.shape[-1]
@@ -162,10 +163,6 @@ def zero_density_beyond(
             if end is not None:
                 return int(entries[i]), end, 2.0 * side - 1
     return None
-
-
-def _evenly_spread(draws: np.ndarray, most: int) -> np.ndarray:
-    return draws[np.linspace(0, len(draws) - 1, min(len(draws), most)).astype(int)]
 
 
 def _last_inside(

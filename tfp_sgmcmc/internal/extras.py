@@ -7,17 +7,27 @@ makes it import neither the function's module nor TensorFlow.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import io
 import pickle
 import warnings
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+
+
+@contextlib.contextmanager
+def advised(message: str) -> Generator[None]:
+    """Raises ModuleNotFoundError with `message` if an import within it finds no package."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(message) from error
 
 
 def import_arviz(needed_by: str = "to_inference_data") -> ModuleType:
@@ -105,12 +115,9 @@ def import_figure(needed_by: str = "plot") -> Any:
     Raises:
       ModuleNotFoundError: matplotlib is not installed.
     """
-    try:
+    install = 'python -m pip install "tfp_sgmcmc[plots]"'
+    with advised(f"{needed_by} needs matplotlib. Install it by {install}"):
         from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f'{needed_by} needs matplotlib. Install it by python -m pip install "tfp_sgmcmc[plots]"'
-        ) from error
     return _result_figure(Figure)
 
 

@@ -45,7 +45,7 @@ def first_rows(title: str, columns: Mapping[str, Sequence[str]], num_rows: int) 
     return Table(title, ["row", *columns], rows, [f"{hidden:,} more rows."] if hidden else [])
 
 
-def graded(flag: Any, grade: str = "doubt") -> tuple[str, str]:
+def graded(flag: Any) -> tuple[str, str]:
     """Returns the grade ("note", "doubt" or "wrong") and the text of a flag.
 
     A flag is a sentence, or an object with a `grade` and perhaps a `remedy` that its text lacks.
@@ -53,7 +53,7 @@ def graded(flag: Any, grade: str = "doubt") -> tuple[str, str]:
     text, remedy = str(flag), str(getattr(flag, "remedy", "") or "")
     if remedy and remedy not in text:
         text = f"{text} {remedy}"
-    return str(getattr(flag, "grade", grade)), text
+    return str(getattr(flag, "grade", "doubt")), text
 
 
 def as_text(table: Table) -> str:

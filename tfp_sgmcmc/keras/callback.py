@@ -433,7 +433,7 @@ class SamplerCallback(keras.callbacks.Callback):
             steps_per_call,
             steps_per_epoch,
             random.fold_in(self._settings.seed, -2),  # no step has this number
-            self._settings.num_examples,
+            self._settings.numbers.num_examples,
             growth,
         )
         self._steps.resident.append(data)
@@ -481,7 +481,7 @@ class SamplerCallback(keras.callbacks.Callback):
         num_epochs, model = self.params["epochs"], self.model
         source = training_data.training_source(model, self._data)
         if self._recorder.chain is None:
-            self._settings.settle(source, model, self.params, self._recorder, self._preflight)
+            self._settings.settle(source, model, self.params, self._recorder)
             if internals.has_all_variables(model):
                 self._start_chain()
         chain = self._recorder.chain
@@ -557,7 +557,7 @@ class SamplerCallback(keras.callbacks.Callback):
             may_be_resident=bool(self._steps.resident), counts_rows=self._preflight.counts_rows
         )
         left = self.params["epochs"] - epoch
-        burnin = min(left, max(0, self._settings.num_burnin_epochs - self._recorder.total_epochs))
+        burnin = min(left, self._recorder.burnin_epochs_left)
         self._preflight.begin_epoch(
             first_step, random.fold_in(self._settings.seed, -2), left, burnin
         )
@@ -590,17 +590,17 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def _go_on(self, auto: AutomaticFit, epoch: int) -> None:
         """Goes on to the pilot's next part, or to the chain, if it is time."""
-        chain, total, source = (
-            self._recorder.chain, self._recorder.total_epochs, self._preflight.source
-        )  # fmt: skip
-        if chain is not None and auto.pilot.is_due(total):
-            auto.pilot.measure_and_choose(chain, source, total, self.params["epochs"] - epoch)
+        recorder, source = self._recorder, self._preflight.source
+        if recorder.chain is not None and auto.pilot.is_due(recorder.total_epochs):
+            left = self.params["epochs"] - epoch
+            auto.pilot.measure_and_choose(recorder.chain, source, recorder.total_epochs, left)
             self._start_chain()
             self._preflight.new_chain()
             self._make_train_function()
             if auto.pilot.choices is not None and self.params.get("verbose"):
                 print(auto.pilot.choices)
-        auto.begin_epoch(self._recorder.chain, source, total, self.params)
+        if not recorder.burnin_epochs_left:
+            auto.after_burnin(recorder.chain, source, self.params)
 
     def _start_chain(self) -> None:
         chain = self._settings.make_chain(self.model)

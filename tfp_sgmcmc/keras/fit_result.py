@@ -31,7 +31,7 @@ class FitResult:
     def __init__(self, recorder: Recorder, results: CheckResults, settings: FitSettings):
         self._recorder, self._checks, self._auto = recorder, results, settings.auto
         self._num_chains, self._ensemble = settings.num_chains, settings.ensemble
-        self._has_equal_weights = settings.collection.has_equal_weights
+        self._has_equal_weights = settings.numbers.collection.has_equal_weights
         self._posterior: Posterior | None = None  # kept for what it has compiled
         self.timings = Timings(0.0, 0.0, np.nan)
         self._began = self._num_before = 0.0

@@ -16,7 +16,6 @@ from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit
 from tfp_sgmcmc.keras.adaptation.network_pilot import make_pilot
 from tfp_sgmcmc.keras.chain.chain import Chain, check_variables, recorded_variables
 from tfp_sgmcmc.keras.chain.noise_monitor import noise_monitor
-from tfp_sgmcmc.keras.chain.ring_buffer import Collection
 from tfp_sgmcmc.keras.checks.fit_preflight import Preflight
 from tfp_sgmcmc.keras.data.training_data import Source, initial_epoch_of_fit
 from tfp_sgmcmc.keras.model import internals
@@ -24,7 +23,7 @@ from tfp_sgmcmc.keras.model.priors import as_log_prior, check_prior
 from tfp_sgmcmc.keras.options import Chains, Collect, as_chains, as_collect, checked_kernel
 from tfp_sgmcmc.keras.records.fit_fingerprint import describe_keep
 from tfp_sgmcmc.keras.records.fit_plan import FitPlan, make_plan, num_due
-from tfp_sgmcmc.keras.records.recorder import Recorder
+from tfp_sgmcmc.keras.records.recorder import FitNumbers, Recorder
 from tfp_sgmcmc.keras.records.sample_log import SampleLog, StoredSampleLog, stored_settings
 from tfp_sgmcmc.storage.directory import Directory, as_directory
 
@@ -35,13 +34,13 @@ class FitSettings:
     """The arguments of `SamplerCallback`, and what follows from them and from the first `fit`.
 
     Attributes:
-      num_examples: N, or None until it is known.
-      collection: which states are kept. Before `settle`, those of a `fit` of one step.
+      numbers: what the parts of the callback share. Before `settle`, `collection` holds the states
+        of a `fit` of one step. With "auto", burn-in may follow from the first `fit`.
+      num_groups: groups of examples whose scores are computed, or None.
       is_complete: whether nothing follows from the first `fit`.
       ensemble: the settings of the annealed ensemble, if there is no kernel; or None.
       auto: the guide of an automatic `fit`, or None.
       monitor: the monitor of the gradient noise, or None.
-      num_burnin_epochs: epochs of the burn-in. With "auto" they may follow from the first `fit`.
       directory: where samples are stored, or None.
       seed: the seed, a tensor of two integers.
 
@@ -95,9 +94,8 @@ class FitSettings:
         checks.optional(checks.integer, "num_groups", num_groups, 2)
         checks.optional(checks.boolean, "independent_batches", independent_batches)
         self._independent_batches = independent_batches
-        self._checks_size = checks.boolean("check_num_examples", check_num_examples)
-        self.num_examples, self.num_groups = num_examples, num_groups
-        self.num_burnin_epochs = self._collect.num_burnin_epochs or 0
+        checks.boolean("check_num_examples", check_num_examples)
+        self.num_groups = num_groups
         self._noise = {
             "sampling_threshold": self._collect.sampling_threshold,
             "noise_every": self._collect.noise_every,
@@ -106,8 +104,7 @@ class FitSettings:
         self.auto: AutomaticFit | None = None
         if isinstance(self._make_kernel_fn, str):
             burnin = self._collect.num_burnin_epochs
-            pilot = make_pilot(bound, self.path, burnin, **self._noise)
-            self.auto = AutomaticFit(pilot, burnin)
+            self.auto = AutomaticFit(make_pilot(bound, self.path, burnin, **self._noise))
         self._follows = self._collect_of(1).depends_on_fit or self._has_half
         self.is_complete = num_examples is not None and not self._follows and self.ensemble is None
         self.monitor = noise_monitor(
@@ -115,7 +112,12 @@ class FitSettings:
             self._noise["sampling_threshold"],
             self._collect.num_burnin_steps or 0,
         )
-        self.collection = self._collect.over(1, 1)
+        self.numbers = FitNumbers(
+            self._collect.over(1, 1),
+            num_examples,
+            check_num_examples,
+            self._collect.num_burnin_epochs or 0,
+        )
         self._given_examples, self._has_collection = num_examples, not self._follows
 
     @property
@@ -130,13 +132,13 @@ class FitSettings:
     def config(self) -> dict[str, Any]:
         """Returns the numbers that a stored chain must have been made with."""
         auto = {} if self.auto is None else {"max_excess_temperature": self.auto.pilot.bound}
-        numbers = self.collection if self._has_collection else self._collect
+        collect = self.numbers.collection if self._has_collection else self._collect
         return {
             **auto,
-            "num_examples": self.num_examples,
-            **{name: getattr(numbers, name) for name in _NUMBERS},
+            "num_examples": self.numbers.num_examples,
+            **{name: getattr(collect, name) for name in _NUMBERS},
             "mixing_distance": self._collect.mixing_distance,
-            "num_burnin_epochs": self.num_burnin_epochs,
+            "num_burnin_epochs": self.numbers.num_burnin_epochs,
             "num_chains": self.num_chains,
             "num_groups": self.num_groups,
             "seed": self.seed.numpy().tolist(),
@@ -145,23 +147,17 @@ class FitSettings:
     def make_recorder(self) -> Recorder:
         """Returns a recorder of samples, in memory or in the directory."""
         seconds = 10.0 if self.directory is None else self.directory.seconds_between_commits
-        rows = self.num_examples if self._checks_size else None
-        return Recorder(self.collection, self._make_log(), seconds, self.num_burnin_epochs, rows)
+        return Recorder(self.numbers, self._make_log(), seconds)
 
     def make_preflight(self) -> Preflight:
         """Returns the checks of a `fit`."""
-        return Preflight(
-            self.num_examples or 0,
-            self._checks_size,
-            self._independent_batches,
-            self.collection,
-            self.path,
-        )
+        return Preflight(self.numbers, self._independent_batches, self.path)
 
     def _make_log(self) -> SampleLog | StoredSampleLog:
         if self.directory is None:
             return SampleLog()
-        fingerprint = {**self.config(), **self._noise, "keep": describe_keep(self.collection.keep)}
+        keep = describe_keep(self.numbers.collection.keep)
+        fingerprint = {**self.config(), **self._noise, "keep": keep}
         path, resume = self.directory.path, self.directory.resume
         return StoredSampleLog(path, fingerprint, self.num_chains, resume)
 
@@ -171,7 +167,6 @@ class FitSettings:
         model: keras.Model,
         params: dict[str, Any],
         recorder: Recorder,
-        preflight: Preflight,
     ) -> None:
         """Finds the numbers that the user has left out, from the data and the length of a `fit`.
 
@@ -180,11 +175,12 @@ class FitSettings:
         Raises:
           ValueError: the data do not show them.
         """
+        numbers = self.numbers
         if self._given_examples is None:
-            self.num_examples = source.num_examples
-            if self.num_examples is None and source.count is not None:
-                self.num_examples = source.count()  # which may read batches
-        if self.num_examples is None:
+            numbers.num_examples = source.num_examples
+            if numbers.num_examples is None and source.count is not None:
+                numbers.num_examples = source.count()  # which may read batches
+        if numbers.num_examples is None:
             raise ValueError(
                 "num_examples must be given to SamplerCallback, because the data do not show the "
                 f"number of training examples. Received: {source.kind}. Data from "
@@ -198,20 +194,17 @@ class FitSettings:
         if self.ensemble is not None:
             assert self.num_chains is not None  # checked
             num_steps = None if num_batches is None else num_batches * num_epochs
-            self.ensemble.settle(source, self.num_examples, self.num_chains, num_steps)
-            preflight.has_relative_weights = self.ensemble.rows_of_chains is not None
+            self.ensemble.settle(source, numbers.num_examples, self.num_chains, num_steps)
+            numbers.has_relative_weights = self.ensemble.rows_of_chains is not None
         if self._follows:
             collect = self._collect_of(num_epochs)
             if self.auto is not None and self._has_half:
-                self.num_burnin_epochs = collect.num_burnin_epochs or 0
-                self.auto.settle(self.num_burnin_epochs)
+                numbers.num_burnin_epochs = collect.num_burnin_epochs or 0
+                self.auto.pilot.settle(numbers.num_burnin_epochs)
             found = collect.over(num_batches, num_epochs)
             left_out = [n for n in _NUMBERS if getattr(self._collect, n) is None]
             kept = {n: self._stored[n] for n in left_out if self._stored.get(n) is not None}
-            self.collection, self._has_collection = found._replace(**kept), True
-        rows = self.num_examples if self._checks_size else None
-        recorder.settle(self.collection, rows, self.num_burnin_epochs)
-        preflight.settle(self.collection, self.num_examples)
+            numbers.collection, self._has_collection = found._replace(**kept), True
         if isinstance(recorder.samples, StoredSampleLog):
             recorder.samples.fingerprint |= self.config()
 
@@ -235,7 +228,7 @@ class FitSettings:
             `epochs` is out of range.
         """
         checks.integer("epochs", epochs, 1)
-        collection: Collection = self.collection
+        collection = self.numbers.collection
         collect = self._collect_of(epochs)
         if not self._has_collection:
             collection = collect.over(source.num_batches, epochs)
@@ -266,7 +259,7 @@ class FitSettings:
         check_variables(model.trainable_variables)
         pilot = None if self.auto is None else self.auto.pilot
         starts = "initializers" if self._chains is None else self._chains.initial_states
-        assert self.num_examples is not None  # settled
+        assert self.numbers.num_examples is not None  # settled
         if self.ensemble is not None:
             self.ensemble.begin_chain(model)
             # A trained model has seen rows that are hidden from chain 0.
@@ -274,9 +267,9 @@ class FitSettings:
         return Chain(
             model,
             self._make_kernel_fn if pilot is None else pilot.make_kernel,
-            self.num_examples,
+            self.numbers.num_examples,
             as_log_prior(self._prior, model),
-            self.collection,
+            self.numbers.collection,
             self.seed,
             self.num_chains,
             starts if pilot is None or pilot.starts is None else pilot.starts,

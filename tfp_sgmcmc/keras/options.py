@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, cast
@@ -18,11 +17,14 @@ import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection, checked_distance
 from tfp_sgmcmc.keras.checks.fit_preflight import checked_keep
-from tfp_sgmcmc.kernels import registry
 from tfp_sgmcmc.kernels.base import StepSize, check_positive
 from tfp_sgmcmc.storage.directory import Directory
 
 LEARNING_RATE = "learning_rate"
+# Kernels on minibatches that need nothing but a target and a step size.
+NAMED_KERNELS = (
+    "SGLD", "ModifiedSGLD", "SGFS", "UnderdampedLangevin", "SGHMC", "SGNHT", "CCAdL", "NOGIN"
+)  # fmt: skip
 
 _Class = TypeVar("_Class")
 _Init = TypeVar("_Init", bound=Callable[..., None])
@@ -260,11 +262,10 @@ def checked_kernel(kernel: Any, step_size: StepSize | None) -> Any:
                 'target: SGLD(target, step_size=target.learning_rate)`, and "auto" chooses one.'
             )
         return kernel
-    names = [row.name for row in registry.SAMPLERS if not row.all_data and _takes_step(row.name)]
-    if kernel not in names:
+    if kernel not in NAMED_KERNELS:
         raise ValueError(
-            f'kernel must be "auto", the name of a kernel ({", ".join(names)}), "posterior" or a '
-            f"function, target -> kernel. Received: {kernel!r}."
+            f'kernel must be "auto", the name of a kernel ({", ".join(NAMED_KERNELS)}), '
+            f'"posterior" or a function, target -> kernel. Received: {kernel!r}.'
         )
     if step_size is None or (isinstance(step_size, str) and step_size != LEARNING_RATE):
         raise ValueError(
@@ -280,12 +281,6 @@ def checked_kernel(kernel: Any, step_size: StepSize | None) -> Any:
         return make(target, target.learning_rate if isinstance(step_size, str) else step_size)
 
     return make_kernel
-
-
-def _takes_step(name: str) -> bool:
-    """Returns whether a kernel needs a step size beside its target, and nothing else."""
-    _, second, *others = inspect.signature(getattr(sgmcmc, name)).parameters.values()
-    return second.name == "step_size" and all(p.default is not p.empty for p in others)
 
 
 def accepts_old_arguments(init: _Init) -> _Init:

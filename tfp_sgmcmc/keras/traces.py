@@ -13,6 +13,7 @@ import numpy as np
 
 from tfp_sgmcmc.diagnostics.convergence import RunningMoments
 from tfp_sgmcmc.internal import checks
+from tfp_sgmcmc.internal.extras import advised
 from tfp_sgmcmc.keras.callback import SamplerCallback
 from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.model import replica_context
@@ -236,13 +237,9 @@ def _import_writer() -> Any:
     Raises:
       ModuleNotFoundError: tensorboard is not installed.
     """
-    try:
+    install = "python -m pip install tensorboard"
+    with advised(f"Traces needs tensorboard, which writes the files. Install it by {install}"):
         from tensorboard.summary import Writer
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "Traces needs tensorboard, which writes the files. Install it by "
-            "python -m pip install tensorboard"
-        ) from error
     return Writer
 
 

@@ -11,8 +11,7 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.checks import number, positive
-from tfp_sgmcmc.internal.nest import MANY_PARTS, State, map_parts, num_entries, sum_events
-from tfp_sgmcmc.internal.packing import Packing
+from tfp_sgmcmc.internal.nest import MANY_PARTS, Packing, State, map_parts, num_entries, sum_events
 from tfp_sgmcmc.kernels.base import StepSize, StochasticGradientKernel, number_at, value_at
 from tfp_sgmcmc.kernels.momentum import scaled
 

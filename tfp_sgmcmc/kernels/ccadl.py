@@ -259,7 +259,7 @@ class CCAdL(MomentumKernel):
         return sigma.power_iteration(tf.nest.map_structure(tf.ones_like, state), 30)[0].numpy()
 
     def _init_results(self, state: State) -> CCAdLResults:
-        figures, friction = self._start(state, "thermal_mass")
+        figures, friction = self._start(state)
         covariance_state = self._noise.init(state, friction.shape.rank)
         return CCAdLResults(**figures, thermostat=friction, covariance_state=covariance_state)
 
@@ -274,9 +274,7 @@ class CCAdL(MomentumKernel):
         self, state: State, results: CCAdLResults, batch_seed: tf.Tensor, noise_seed: tf.Tensor
     ) -> tuple[State, CCAdLResults]:
         chain_ndims = results.target_log_prob.shape.rank
-        h, friction, temperature, mu = self._numbers(
-            results.step, state, chain_ndims, "thermal_mass"
-        )
+        h, friction, temperature, mu = self._numbers(results.step, state, chain_ndims)
         mass, p = self._mass(state), results.momentum
 
         theta = drift(state, p, mass, h / 2)
@@ -311,9 +309,7 @@ class CCAdL(MomentumKernel):
         self, state: State, results: CCAdLResults, batch_seed: tf.Tensor, noise_seed: tf.Tensor
     ) -> tuple[State, CCAdLResults]:
         chain_ndims = results.target_log_prob.shape.rank
-        h, friction, temperature, mu = self._numbers(
-            results.step, state, chain_ndims, "thermal_mass"
-        )
+        h, friction, temperature, mu = self._numbers(results.step, state, chain_ndims)
         mass, xi, p = self._mass(state), results.thermostat, results.momentum
 
         noise = normal_momentum(state, mass, tf.sqrt(2 * friction * temperature * h), noise_seed)

@@ -34,11 +34,12 @@ class MomentumKernel(StochasticGradientKernel):
 
     Args:
       parameters: the sampler's arguments by name.
-      positive: names of further arguments that must be positive and finite.
+      positive: names of further arguments that must be positive and finite, and that steps take.
     """
 
     def __init__(self, parameters: dict[str, Any], positive: Sequence[str] = ()):
         super().__init__(parameters, ("step_size", "friction", "temperature", "mass", *positive))
+        self._number_names = "step_size", "friction", "temperature", *positive
         if any(map(is_schedule, tf.nest.flatten(parameters["mass"]))):
             raise TypeError("mass must be numbers that stay the same. Received: a schedule.")
         if tf.nest.is_nested(parameters["step_size"]):
@@ -76,14 +77,11 @@ class MomentumKernel(StochasticGradientKernel):
         """Returns the masses, in the structure of the state."""
         return value_at(self._parameters["mass"], tf.zeros([], tf.int64), state, "mass")
 
-    def _start(self, state: State, *names: str) -> tuple[dict[str, Any], tf.Tensor]:
-        """Returns the fields that all results have, and the friction, `[chains...]`, at step 0.
-
-        The further arguments `names` are evaluated, so that one of a wrong shape raises here.
-        """
+    def _start(self, state: State) -> tuple[dict[str, Any], tf.Tensor]:
+        """Returns the fields that all results have, and the friction, `[chains...]`, at step 0."""
         step, zeros = tf.zeros([], tf.int64), self._zeros(state)
         chain_ndims = zeros.shape.rank
-        h, friction, temperature, *_ = self._numbers(step, state, chain_ndims, *names)
+        h, friction, temperature, *_ = self._numbers(step, state, chain_ndims)
         given = self._parameters["initial_momentum"]
         given = value_at(0.0 if given is None else given, step, state, "initial_momentum")
         momentum = map_parts(lambda x, p: tf.broadcast_to(p, tf.shape(x)), state, given)
@@ -94,12 +92,12 @@ class MomentumKernel(StochasticGradientKernel):
         )
         return fields, friction + zeros
 
-    def _numbers(
-        self, step: tf.Tensor, state: State, chain_ndims: int, *names: str
-    ) -> list[tf.Tensor]:
-        """Returns h, friction, temperature and `names` at `step`, scalars or `[chains...]`."""
-        names = ("step_size", "friction", "temperature", *names)
-        return [number_at(self._parameters[n], step, state, chain_ndims, n) for n in names]
+    def _numbers(self, step: tf.Tensor, state: State, chain_ndims: int) -> list[tf.Tensor]:
+        """Returns h, friction, temperature and those of a subclass, scalars or `[chains...]`."""
+        return [
+            number_at(self._parameters[name], step, state, chain_ndims, name)
+            for name in self._number_names
+        ]
 
 
 def scaled(number: tf.Tensor, x: tf.Tensor) -> tf.Tensor:

@@ -159,7 +159,7 @@ class SGNHT(MomentumKernel):
         return euler_limit(largest_curvature, np.max(largest, axis=0))
 
     def _init_results(self, state: State) -> SGNHTResults:
-        figures, friction = self._start(state, "thermal_mass")
+        figures, friction = self._start(state)
         like = self._temperatures(state, self._mass(state), friction.shape.rank)
         thermostat = tf.nest.map_structure(lambda k: scaled(friction, tf.ones_like(k)), like)
         return SGNHTResults(**figures, thermostat=thermostat)
@@ -169,9 +169,7 @@ class SGNHT(MomentumKernel):
     ) -> tuple[State, SGNHTResults]:
         batch_seed, noise_seed = random.split(seed, 2)
         chain_ndims = results.target_log_prob.shape.rank
-        h, friction, temperature, mu = self._numbers(
-            results.step, state, chain_ndims, "thermal_mass"
-        )
+        h, friction, temperature, mu = self._numbers(results.step, state, chain_ndims)
         mass, xi, p = self._mass(state), results.thermostat, results.momentum
         noise = normal_momentum(state, mass, tf.sqrt(2 * friction * temperature * h), noise_seed)
 

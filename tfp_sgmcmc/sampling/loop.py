@@ -13,8 +13,7 @@ import tree
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import xla
-from tfp_sgmcmc.internal.nest import MANY_PARTS
-from tfp_sgmcmc.internal.packing import Packing
+from tfp_sgmcmc.internal.nest import MANY_PARTS, Packing
 from tfp_sgmcmc.internal.replicas import Replicas
 from tfp_sgmcmc.internal.xla import full_precision, no_numeric_checks, traced
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel

@@ -15,6 +15,7 @@ from tfp_sgmcmc.internal.checks import array
 from tfp_sgmcmc.internal.memory import readable
 from tfp_sgmcmc.internal.tables import Table, graded
 from tfp_sgmcmc.storage.stored_draws import Variable
+from tfp_sgmcmc.targets.data import evenly_spread
 
 _MOST_NUMBERS = 2_000_000  # that `print` sorts, which takes about a second
 _MOST_OTHERS = 200  # entries that are looked at beside those that are shown
@@ -129,10 +130,7 @@ def marginals_of(
 def _some_entries(result: Any, most: int = _MOST_OTHERS) -> tuple[list[str], np.ndarray]:
     """Returns names and all draws of entries spread over each parameter."""
     names, arrays = _parameters(result)
-    picked = [
-        np.unique(np.linspace(0, size - 1, min(size, most)).astype(int))
-        for size in map(_size, arrays)
-    ]
+    picked = [evenly_spread(_size(x), most) for x in arrays]
     return _labels(names, arrays, picked), read_entries(arrays, picked)
 
 

@@ -282,15 +282,13 @@ def run_kernel(
     workers, on_disk = workers or ProcessGroup(), on_disk or run is not None
     began = time.perf_counter()
     position = workers.broadcast(start_of(kernel, repeat_chains(initial_state, num_chains)))
-    target = target_of(kernel)
-    options = {} if workers.replicas is None else {"replicas": workers.replicas}
-    is_alone = workers.replicas is None
-    if is_alone and isinstance(kernel, IndependentMetropolis):
+    target, replicas = target_of(kernel), workers.replicas
+    if replicas is None and isinstance(kernel, IndependentMetropolis):
         loop: Any = IndependentLoop(kernel, trace_fn, position, jit_compile, view)
     elif make_loop is None:
-        loop = kept_loop(kernel, trace_fn, position, jit_compile, view, **options)
+        loop = kept_loop(kernel, trace_fn, position, jit_compile, view, replicas)
     else:
-        loop = make_loop(lambda _: kernel, trace_fn, position, jit_compile, view=view, **options)
+        loop = make_loop(lambda _: kernel, trace_fn, position, jit_compile, view=view)
     if num_chains is not None:
         chain_shape = (num_chains,)
     else:
@@ -312,7 +310,7 @@ def run_kernel(
             "num_burnin_steps": plan.num_burnin_steps,
             "num_steps_between_results": plan.stride - 1,
             # Not even noise depends on the number of replicas if XLA does not compile steps.
-            "jit_compile": jit_compile and workers.replicas is None,
+            "jit_compile": jit_compile and replicas is None,
         }
         describe = describe_batches(target, position.state)
         opened = workers.run_on_first(

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfp_sgmcmc import __version__
+from tfp_sgmcmc.internal.extras import advised
 from tfp_sgmcmc.storage import stored_draws
 from tfp_sgmcmc.storage.npz import sync
 
@@ -379,11 +380,8 @@ def _check(group: str, members: Mapping[str, stored_draws.Variable]) -> None:
 
 
 def _zarr() -> ModuleType:
-    try:
+    install = 'python -m pip install "tfp_sgmcmc[results]"'
+    with advised(f"Draws on disk need zarr. Install it by {install}"):
         import zarr
         import zarr.codecs
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            'Draws on disk need zarr. Install it by python -m pip install "tfp_sgmcmc[results]"'
-        ) from error
     return zarr

@@ -4,8 +4,8 @@ from tfp_sgmcmc.targets.base import FullDataLogProb, GradientEstimate, Target, a
 from tfp_sgmcmc.targets.control_variates.control_variate import SVRG, ControlVariate
 from tfp_sgmcmc.targets.growing_batch import GrowingBatch
 from tfp_sgmcmc.targets.laplace.curvature import largest_curvature
+from tfp_sgmcmc.targets.laplace.laplace import whiten
 from tfp_sgmcmc.targets.laplace.mode import CenterReport, find_center
-from tfp_sgmcmc.targets.laplace.whitening import whiten
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.model_target import LinearModel
 from tfp_sgmcmc.targets.read_faults import StreamReadError

@@ -19,7 +19,7 @@ from tfp_sgmcmc.internal.nest import (
 )
 from tfp_sgmcmc.targets import bijectors, linear_model_scores
 from tfp_sgmcmc.targets.base import GradientEstimate, check_signature, value_and_gradient
-from tfp_sgmcmc.targets.data import as_tensors, assert_finite, leading_axis
+from tfp_sgmcmc.targets.data import as_tensors, assert_finite, form_of, leading_axis
 from tfp_sgmcmc.targets.model_target import ModelTarget
 from tfp_sgmcmc.targets.scores import (
     chains_per_group,
@@ -175,9 +175,7 @@ class MinibatchLogProb(ModelTarget):
             checks.require("num_groups", num_groups, divides, expected)
         self.num_scores = rows = n if num_groups is None else num_groups
         self.group_size = n // rows
-        self.row_bytes = sum(
-            leaf.dtype.size * leaf.shape[1:].num_elements() for leaf in tf.nest.flatten(self._data)
-        )
+        _, self.row_bytes = form_of(self._data)
         if chunk_size is None:
             chunk_size = self._default_chunk_size()
         self.chunk_size = checks.count_of_examples("chunk_size", chunk_size, self.num_examples)

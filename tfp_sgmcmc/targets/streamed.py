@@ -14,10 +14,9 @@ from tfp_sgmcmc.internal.checks import accepts, function, integer
 from tfp_sgmcmc.internal.nest import State, convert_state, state_from_call
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
-from tfp_sgmcmc.targets.data import as_tensors, assert_finite, leading_axis
+from tfp_sgmcmc.targets.data import RowSums, as_tensors, assert_finite, leading_axis
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.read_faults import ReadFaults
-from tfp_sgmcmc.targets.row_sums import RowSums
 from tfp_sgmcmc.targets.scores import with_given_gradient
 
 _BLOCK_BYTES, _MOST_BLOCK_ROWS = 2**22, 2**15  # of rows that are evaluated at once

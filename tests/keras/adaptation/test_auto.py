@@ -181,7 +181,7 @@ class TestChain:
 
     @pytest.mark.parametrize("measured", [-0.4, 3.0, 1.1])
     def test_a_temperature_that_was_not_predicted_is_told(self, monkeypatch, measured):
-        guide = automatic_fit.AutomaticFit(types.SimpleNamespace(choices=FakeChoices()), 4)
+        guide = automatic_fit.AutomaticFit(types.SimpleNamespace(choices=FakeChoices()))
         guide._monitor = types.SimpleNamespace(sure_worst=measured)
         seen = types.SimpleNamespace(excess=lambda settings: np.array([0.0, 0.0]))
         for name in ("measure_geometry", "CompiledGradients", "batch_size"):

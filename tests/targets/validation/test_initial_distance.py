@@ -81,7 +81,7 @@ def test_a_far_start_is_warned_of_and_takes_as_long_as_stated(chains: list[int])
     kernel = sgmcmc.NOGIN(regression(), 0.005, 10.0)
     start = tf.broadcast_to(away(130.0), [*chains, D])
     (message,) = warnings_of(start, kernel)
-    found = estimate_initial_distance(kernel, [regression()], start)
+    found = estimate_initial_distance(kernel, regression(), start)
     assert found is not None
     assert f"{found.distance:.0f} standard deviations" in message
     assert 100 < found.distance < 170  # along the gradient, from eight minibatches

@@ -34,25 +34,15 @@ class AutomaticFit:
 
     Args:
       pilot: the pilot.
-      num_burnin_epochs: epochs of the burn-in, which include the pilot; None until `settle`.
     """
 
-    def __init__(self, pilot: NetworkPilot, num_burnin_epochs: int | None):
-        self.pilot, self._num_burnin_epochs = pilot, num_burnin_epochs
+    def __init__(self, pilot: NetworkPilot):
+        self.pilot = pilot
         self._monitor: TemperatureMonitor | None = None
         self._local = {"worst": math.nan, "mean": math.nan}
         self._has_warned = False
         self.has_failed: bool | None = None
         self._compiled: tuple[Chain, CompiledGradients] | None = None
-
-    def settle(self, num_burnin_epochs: int) -> None:
-        """Takes on the epochs of the burn-in, which follow from the first `fit`.
-
-        Raises:
-          ValueError: there are too few for the pilot.
-        """
-        self.pilot.settle(num_burnin_epochs)
-        self._num_burnin_epochs = num_burnin_epochs
 
     @property
     def temperatures(self) -> dict[str, dict[str, float]]:
@@ -77,13 +67,9 @@ class AutomaticFit:
             if math.isfinite(measured.get(name, math.nan))
         }
 
-    def begin_epoch(
-        self, chain: Chain | None, source: Source, total_epochs: int, params: dict[str, Any]
-    ) -> None:
-        """Begins to measure temperatures if burn-in ends after `total_epochs` epochs."""
-        assert self._num_burnin_epochs is not None  # settled
-        is_due = self._monitor is None and total_epochs >= self._num_burnin_epochs
-        if self.pilot.choices is not None and chain is not None and is_due:
+    def after_burnin(self, chain: Chain | None, source: Source, params: dict[str, Any]) -> None:
+        """Begins to measure temperatures, unless it has begun."""
+        if self.pilot.choices is not None and chain is not None and self._monitor is None:
             self._monitor = TemperatureMonitor(self.pilot.choices, params["steps"])
             self.check_prediction(chain, source)
 

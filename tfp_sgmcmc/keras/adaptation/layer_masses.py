@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model.layer_calls import replaced_calls
 
 _BLOCK_ROWS = 32  # that the model evaluates at once, which bounds the memory of its layers
 _UNLIKE = 100.0  # the ratio of columns' largest entries beyond which each has a mass
@@ -189,14 +191,7 @@ def _inputs(
         return recorded
 
     layers = [layer for layer in dict.fromkeys(layers) if "call" not in vars(layer)]
-    try:  # through `vars`, because Keras would look for variables in attributes that are set
-        for layer in layers:
-            vars(layer)["call"] = recording(layer)
+    # Outside XLA, some CPUs have no convolution with channels first. Inputs up to it are known.
+    with contextlib.suppress(tf.errors.UnimplementedError), replaced_calls(layers, recording):
         internals.forward(model, variables, values, x, training=False)
-    except tf.errors.UnimplementedError:
-        # Outside XLA, some CPUs have no convolution with channels first. Inputs up to it are known.
-        pass
-    finally:
-        for layer in layers:
-            vars(layer).pop("call", None)
     return found

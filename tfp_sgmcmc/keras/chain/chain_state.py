@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.packing import Packing
+from tfp_sgmcmc.internal.nest import Packing
 from tfp_sgmcmc.keras.model import replica_context
 from tfp_sgmcmc.storage.checkpoint import Checkpoint
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfp_sgmcmc.diagnostics.weighted import travel
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.checks import accepts, positive
-from tfp_sgmcmc.internal.packing import Packing
+from tfp_sgmcmc.internal.nest import Packing
 from tfp_sgmcmc.schedules import Cyclical
 
 NEVER = np.iinfo(np.int64).max  # the first step to keep while the end of burn-in is unknown

@@ -75,7 +75,7 @@ class StabilityCheck:
             return
         target, ratio = _Parts(chain, batch, rows), rows / source.batch_size
         with contextlib.suppress(LookupError, NotImplementedError, ValueError, tf.errors.OpError):
-            check_approach(kernel, [target], chain.first_state(), ratio, stacklevel=2)
+            check_approach(kernel, target, chain.first_state(), ratio, stacklevel=2)
 
     def check(self, chain: Chain, source: Source) -> bool:
         """Compares the step with the curvature at the first chain; returns whether it has warned.

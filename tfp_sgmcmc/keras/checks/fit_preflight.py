@@ -15,7 +15,6 @@ import tensorflow as tf
 from tfp_sgmcmc.internal import memory
 from tfp_sgmcmc.internal.checks import accepts, nonnegative_weights
 from tfp_sgmcmc.keras.chain.chain import Chain
-from tfp_sgmcmc.keras.chain.ring_buffer import Collection
 from tfp_sgmcmc.keras.checks.curvature_check import StabilityCheck
 from tfp_sgmcmc.keras.checks.data_check import check_data
 from tfp_sgmcmc.keras.checks.progress_lines import CheckResults
@@ -24,6 +23,7 @@ from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model import compiled_loss, internals, replica_context
 from tfp_sgmcmc.keras.records import fit_fingerprint
 from tfp_sgmcmc.keras.records.fit_plan import FitPlan, make_plan, num_due
+from tfp_sgmcmc.keras.records.recorder import FitNumbers
 
 _LARGE = 2**26  # bytes of a full covariance below which memory is not checked
 _MANY = 2**20  # all rows of a batch
@@ -39,40 +39,29 @@ class Preflight:
       source: the data of the current fit.
       is_verbose: whether the plan is printed.
       results: the latest result of each check.
-      has_relative_weights: whether the chain divides the examples' weights by their mean.
 
     Args:
-      num_examples: N.
-      checks_size: whether the data must have N examples.
+      numbers: the numbers of the callback.
       independent_batches: see `SamplerCallback`.
-      collection: selects the states to keep.
       directory: the directory of the samples; None keeps them in memory.
     """
 
     def __init__(
         self,
-        num_examples: int,
-        checks_size: bool,
+        numbers: FitNumbers,
         independent_batches: bool | None,
-        collection: Collection,
         directory: str | os.PathLike[str] | None,
     ):
         self.source, self.results = Source(), CheckResults()
-        self._num_examples, self._checks_size = num_examples, checks_size
+        self._numbers, self._directory = numbers, directory
         self._independent_batches = independent_batches
-        self._collection, self._directory = collection, directory
         self._stability, self._checksums = StabilityCheck(), fit_fingerprint.Checksums()
         self._of_all: dict[str, Any] = {}
         self._loss: Any = None  # as it was compiled at the last fit
         self._epochs = self._burnin_epochs = 0
         self._num_skipped = 0
         self._is_memory_checked = self._is_begun = self.is_verbose = False
-        self.has_relative_weights = False
         self._callback_list: keras.callbacks.CallbackList | None = None
-
-    def settle(self, collection: Collection, num_examples: int) -> None:
-        """Takes on the numbers that follow from the data of the first fit."""
-        self._collection, self._num_examples = collection, num_examples
 
     def begin_fit(
         self,
@@ -93,27 +82,28 @@ class Preflight:
           UserWarning: the examples' weights are far from 1 on average, or callbacks change a
             learning rate that the chain does not use.
         """
-        self.source = source
+        self.source, num_examples = source, self._numbers.num_examples
+        assert num_examples is not None  # settled
         self._is_begun = self._is_memory_checked = False
-        if self._checks_size or isinstance(source.dataset, IndependentBatches):
-            check_size(source, self._num_examples)
+        if self._numbers.checks_size or isinstance(source.dataset, IndependentBatches):
+            check_size(source, num_examples)
         check_growth(model, source)
         if chain is None or chain.state.is_new:
-            check_weights(source, self.has_relative_weights)
+            check_weights(source, self._numbers.has_relative_weights)
         self._callback_list = callback_list
         of_all = self._checksums.describe(source)
         now, before = internals.compiled_loss(model), self._loss
         has_other_loss = before is not None and before is not now
         if chain is not None and (is_stored or has_other_loss):
             of_all |= fit_fingerprint.describe_model(
-                model, self._num_examples, chain.log_prior_fn, source
+                model, num_examples, chain.log_prior_fn, source
             )
         if chain is None or chain.state.is_new:
             self._of_all = {}
         elif has_other_loss and not is_stored:
             with internals.with_loss(model, before):
                 self._of_all |= fit_fingerprint.describe_model(
-                    model, self._num_examples, chain.log_prior_fn, source
+                    model, num_examples, chain.log_prior_fn, source
                 )
         fit_fingerprint.check_same_problem(self._of_all, of_all)
         self._of_all |= of_all
@@ -144,7 +134,7 @@ class Preflight:
         with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
             status = chain.state.status()
         kept = num_due(
-            self._collection,
+            self._numbers.collection,
             status.num_steps,
             status.first_kept,
             self.source.num_batches,
@@ -153,7 +143,7 @@ class Preflight:
         )
         is_first = replica_context.is_first(chain.model.distribute_strategy)
         plan = make_plan(
-            self._collection,
+            self._numbers.collection,
             chain.recorded(x),
             chain.state.num_chains,
             self._directory,
@@ -228,10 +218,10 @@ class Preflight:
         source = self.source
         if source.arrays is not None and source.dataset is None:
             assert source.num_examples is not None and source.batch_size is not None
-            return self._checks_size and (
+            return self._numbers.checks_size and (
                 source.num_batches == -(-source.num_examples // source.batch_size)
             )
-        return self._checks_size and not isinstance(source.dataset, IndependentBatches)
+        return self._numbers.checks_size and not isinstance(source.dataset, IndependentBatches)
 
 
 def checked_keep(keep: Any) -> Any:

@@ -83,10 +83,7 @@ class IndependentBatches(keras.utils.PyDataset):
         arrays = internals.map_arrays(lambda a: a.numpy(), tensors)
         self.arrays = keras.tree.lists_to_tuples(arrays)  # tf.data has no batches that are lists
         self.sizes = BatchSizes(batch_size, growth, self.num_examples, steps_per_epoch)
-        self.batch_size = self.sizes.first
-        if steps_per_epoch is None:
-            steps_per_epoch = self.num_examples // self.batch_size
-        self.steps_per_epoch = checks.integer("steps_per_epoch", steps_per_epoch, 1)
+        self.batch_size, self.steps_per_epoch = self.sizes.first, self.sizes.steps_per_epoch
         self.has_seed = seed is not None
         words = random.as_seed(random.fresh_seed() if seed is None else seed)
         self._words, self._first_step = words.numpy().astype(np.uint32), 0
@@ -136,12 +133,13 @@ class BatchSizes:
     Attributes:
       growth: the factor from one step to the next.
       distinct: the different numbers of rows, in increasing order.
+      steps_per_epoch: the number of batches of an epoch.
 
     Args:
       batch_size: the first number of rows.
       growth: the factor, at least 1.
       num_examples: N.
-      steps_per_epoch: as the data were given it; None is refused if batches grow.
+      steps_per_epoch: as the data were given it; None is one pass, and is refused if batches grow.
 
     Raises:
       ValueError: a number is out of range, or no `steps_per_epoch` for batches that grow.
@@ -172,6 +170,8 @@ class BatchSizes:
         sizes = np.minimum(np.multiply.accumulate(factors), num_examples)
         self._sizes = np.ceil(sizes).astype(np.int32)
         self.distinct = np.unique(self._sizes)
+        steps = num_examples // self.first if steps_per_epoch is None else steps_per_epoch
+        self.steps_per_epoch = checks.integer("steps_per_epoch", steps, 1)
 
     @property
     def first(self) -> int:
@@ -268,18 +268,15 @@ class ResidentData(keras.utils.PyDataset):
                 f"x must have num_examples = {num_examples} rows. Received: {self.num_examples}."
             )
         self.sizes = BatchSizes(batch_size, growth, self.num_examples, steps_per_epoch)
-        self.batch_size = self.sizes.first
+        self.batch_size, self.steps_per_epoch = self.sizes.first, self.sizes.steps_per_epoch
         self.reshuffle = checks.one_of("reshuffle", reshuffle, ("step", "epoch", "symmetric"))
         if reshuffle != "step" and not self.sizes.is_constant:
             raise ValueError(
                 "reshuffle must be 'step' with growth, because a growing batch is drawn anew at "
                 f"each step. Received: reshuffle={reshuffle!r}."
             )
-        if steps_per_epoch is None:
-            steps_per_epoch = self.num_examples // self.batch_size
-        self.steps_per_epoch = checks.integer("steps_per_epoch", steps_per_epoch, 1)
         steps_per_call = checks.integer("steps_per_call", steps_per_call, 1)
-        self.steps_per_call = min(steps_per_call, steps_per_epoch)
+        self.steps_per_call = min(steps_per_call, self.steps_per_epoch)
         self._seed, self.was_read = seed, False
 
     def __len__(self) -> int:

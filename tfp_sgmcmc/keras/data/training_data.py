@@ -36,6 +36,7 @@ from tfp_sgmcmc.keras.data.fit_batches import (
 )
 from tfp_sgmcmc.keras.model.internals import array_leaves, map_arrays
 from tfp_sgmcmc.keras.posterior.batches import check_dense, check_numbers
+from tfp_sgmcmc.targets.data import evenly_spread
 
 # A data set of `tf.data` made of these gives each row of its tensors once.
 _NUMBERS = ("_batch_size", "_buffer_size", "_count")  # of such a data set
@@ -101,8 +102,7 @@ class Source(NamedTuple):
         if self.arrays is None:
             first = self.take_batch() if self.take_batch else None
             return first if first is None else map_arrays(lambda a: _floatx(a[:most]), first)
-        count = min(self.num_examples or most, most)
-        return self.rows(np.linspace(0, (self.num_examples or most) - 1, count).astype(np.int64))
+        return self.rows(evenly_spread(self.num_examples or most, most))
 
     def rows(self, chosen: np.ndarray) -> Any:
         """Returns `(x, y, sample_weight)` of rows of arrays."""

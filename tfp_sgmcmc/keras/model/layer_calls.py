@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -206,6 +206,20 @@ def patches(layer: keras.Layer, x: tf.Tensor) -> tf.Tensor:
 
 
 @contextlib.contextmanager
+def replaced_calls(
+    layers: Sequence[keras.Layer], replacement: Callable[[keras.Layer], Any]
+) -> Generator[None]:
+    """Has `replacement(layer)` called in place of each layer's `call` within this context."""
+    try:  # through `vars`, because Keras would look for variables in attributes that are set
+        for layer in layers:
+            vars(layer)["call"] = replacement(layer)
+        yield
+    finally:
+        for layer in layers:
+            vars(layer).pop("call", None)
+
+
+@contextlib.contextmanager
 def recorded_calls(
     layers: Sequence[keras.Layer], tape: tf.GradientTape
 ) -> Generator[list[LayerCall]]:
@@ -240,14 +254,8 @@ def recorded_calls(
 
         return recorded_call
 
-    # Through `vars`, because Keras would look for variables in attributes that are set.
-    try:
-        for layer in layers:
-            vars(layer)["call"] = recording(layer)
+    with replaced_calls(layers, recording):
         yield calls
-    finally:
-        for layer in layers:
-            vars(layer).pop("call", None)
 
 
 def layers_with_scores(model: keras.Model, x: Any) -> list[keras.Layer]:

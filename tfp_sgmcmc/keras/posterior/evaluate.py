@@ -22,6 +22,7 @@ from tfp_sgmcmc.internal.checks import (
     positive,
     require,
 )
+from tfp_sgmcmc.internal.extras import advised
 from tfp_sgmcmc.internal.tables import Table, shown_by
 from tfp_sgmcmc.keras.model import compiled_loss, internals, likelihoods
 from tfp_sgmcmc.keras.posterior import batches
@@ -175,12 +176,8 @@ def fitted(
       ModuleNotFoundError: SciPy is not installed.
       ValueError: no temperature is best, as when each label is the most probable class.
     """
-    try:
+    with advised('calibrate needs SciPy. Install it by python -m pip install "scipy"'):
         from scipy import optimize
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            'calibrate needs SciPy. Install it by python -m pip install "scipy"'
-        ) from error
     logits = _log(p)
 
     def loss(log_temperature: float) -> float:

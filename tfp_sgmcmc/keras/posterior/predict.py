@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import accepts, vector
+from tfp_sgmcmc.internal.extras import advised
 from tfp_sgmcmc.internal.tables import Table, first_rows, shown_by
 from tfp_sgmcmc.keras.model import compiled_loss, internals, likelihoods
 from tfp_sgmcmc.keras.posterior import sample_loops
@@ -333,13 +334,9 @@ def estimator(posterior: Any) -> Any:
     Raises:
       ModuleNotFoundError: scikit-learn is not installed.
     """
-    try:
+    install = 'python -m pip install "tfp_sgmcmc[conformal]"'
+    with advised(f"to_estimator needs scikit-learn. Install it, with MAPIE, by {install}"):
         from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "to_estimator needs scikit-learn. Install it, with MAPIE, by "
-            'python -m pip install "tfp_sgmcmc[conformal]"'
-        ) from error
 
     class Estimator(BaseEstimator):
         """A posterior that was sampled already, with the methods of scikit-learn."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import warnings
 from collections.abc import Callable
@@ -19,6 +20,25 @@ from tfp_sgmcmc.keras.records.sample_log import SampleLog, StoredSampleLog
 
 # Reading a variable makes an accelerator wait, so NaN is looked for this often without samples.
 _STEPS_UNSEEN = 100
+
+
+@dataclasses.dataclass
+class FitNumbers:
+    """What the parts of a callback share; some of it follows from the first `fit`.
+
+    Attributes:
+      collection: which states are kept.
+      num_examples: N, or None until it is known.
+      checks_size: whether an epoch of `fit` must have N examples.
+      num_burnin_epochs: epochs of the burn-in.
+      has_relative_weights: whether the chain divides the examples' weights by their mean.
+    """
+
+    collection: Collection
+    num_examples: int | None
+    checks_size: bool
+    num_burnin_epochs: int
+    has_relative_weights: bool = False
 
 
 class FitProgress(NamedTuple):
@@ -46,28 +66,23 @@ class Recorder:
       cause_in_data: returns in words which data have made the loss NaN or infinite, or None.
 
     Args:
-      collection: selects the states to keep.
+      numbers: the numbers of the callback.
       samples: see above.
       seconds_between_commits: shortest time between saves to a `StoredSampleLog`, which happen at
         the ends of epochs.
-      num_burnin_epochs: epochs before the first sample.
-      num_examples: N, the expected number of examples in an epoch. None skips the check.
     """
 
     def __init__(
         self,
-        collection: Collection,
+        numbers: FitNumbers,
         samples: SampleLog | StoredSampleLog,
-        seconds_between_commits: float = 0.0,
-        num_burnin_epochs: int = 0,
-        num_examples: int | None = None,
+        seconds_between_commits: float,
     ):
         self.chain: Chain | None = None
         self.samples, self.failed = samples, False
         self.also_saved: dict[str, Any] = {}
         self.cause_in_data: Callable[[], str | None] | None = None
-        self._collection, self._num_examples = collection, num_examples
-        self._seconds, self._num_burnin_epochs = seconds_between_commits, num_burnin_epochs
+        self._numbers, self._seconds = numbers, seconds_between_commits
         self._num_seen = self._num_unseen = 0  # steps at the last pull; upper bound of those since
         self._rows_before = 0  # examples seen before this epoch
         self._may_be_resident, self._counts_rows = False, True
@@ -75,13 +90,6 @@ class Recorder:
         self._epochs_asked = 0
         self._committed_at = -np.inf
         self._initial: list[tuple[keras.Variable, np.ndarray]] = []
-
-    def settle(
-        self, collection: Collection, num_examples: int | None, num_burnin_epochs: int
-    ) -> None:
-        """Takes on the numbers that follow from the data and the length of the first fit."""
-        self._collection, self._num_examples = collection, num_examples
-        self._num_burnin_epochs = num_burnin_epochs
 
     @property
     def trainable_values(self) -> list[Any]:
@@ -162,6 +170,11 @@ class Recorder:
         """Completed epochs of all fits."""
         return self._progress.total_epochs
 
+    @property
+    def burnin_epochs_left(self) -> int:
+        """Epochs of the burn-in that are not completed."""
+        return max(0, self._numbers.num_burnin_epochs - self._progress.total_epochs)
+
     def begin_epoch(self, may_be_resident: bool, counts_rows: bool) -> int:
         """Begins an epoch; returns the number of steps before it.
 
@@ -172,8 +185,8 @@ class Recorder:
             return 0
         status = self.chain.state.status()
         self._rows_before = status.num_rows
-        if self._num_burnin_epochs and self._progress.total_epochs == self._num_burnin_epochs:
-            first = max(status.num_steps, self._collection.num_burnin_steps)
+        if 0 < self._numbers.num_burnin_epochs == self._progress.total_epochs:
+            first = max(status.num_steps, self._numbers.collection.num_burnin_steps)
             self.chain.state.write_status(status._replace(first_kept=first))
         return status.num_steps
 
@@ -186,8 +199,8 @@ class Recorder:
         if self.chain is None:
             return
         status = self.pull_samples()
-        if is_whole and self._num_examples is not None:
-            self._check_rows(status, expected_at_least=self._num_examples)
+        if is_whole:
+            self._check_rows(status, is_whole)
         self._progress = FitProgress(self._progress.fit, epoch + 1, self._progress.total_epochs + 1)
         self._commit()
 
@@ -198,7 +211,7 @@ class Recorder:
         self._num_unseen += num_steps
         is_long_unseen = self._num_unseen >= _STEPS_UNSEEN or self.chain.model.run_eagerly
         last = self._num_seen + self._num_unseen
-        if is_long_unseen or self._collection.may_be_due(self._num_seen, last):
+        if is_long_unseen or self._numbers.collection.may_be_due(self._num_seen, last):
             self.pull_samples()
 
     def pull_samples(self) -> Status:
@@ -225,7 +238,7 @@ class Recorder:
                 self._fail(self.chain, int(steps[num_finite]))
         if not loss_is_finite and self.chain.role != "trial":
             self._fail(self.chain, num_steps)
-        self._check_rows(status, expected_at_least=0)
+        self._check_rows(status, is_whole=False)
         return status
 
     def _commit(self, finish: bool = False) -> None:
@@ -240,17 +253,18 @@ class Recorder:
             self.samples.commit(chain.rings.recorded, nests, finish)
             self._committed_at = time.monotonic()
 
-    def _check_rows(self, status: Status, expected_at_least: int) -> None:
-        rows = status.num_rows - self._rows_before
-        if self._num_examples is None or (self._may_be_resident and not rows):
+    def _check_rows(self, status: Status, is_whole: bool) -> None:
+        rows, expected = status.num_rows - self._rows_before, self._numbers.num_examples
+        if not self._counts_rows or (self._may_be_resident and not rows):
             return
-        if self._counts_rows and not expected_at_least <= rows <= self._num_examples:
+        assert expected is not None  # settled
+        if not (expected if is_whole else 0) <= rows <= expected:
             if not self._progress.total_epochs:  # every step so far used a wrong N
                 self._set_back()
-            so_far = "" if expected_at_least else " so far"
+            so_far = "" if is_whole else " so far"
             raise ValueError(
                 f"num_examples must be the number of training examples, without the validation "
-                f"split. Received: {self._num_examples}, but one epoch of fit had {rows} "
+                f"split. Received: {expected}, but one epoch of fit had {rows} "
                 f"examples{so_far}. If steps_per_epoch makes an epoch shorter or longer than the "
                 "data, pass check_num_examples=False."
             )

@@ -24,7 +24,7 @@ from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.anchored import Anchor, AnchoredTarget, NextAnchor, anchor_at
 from tfp_sgmcmc.targets.base import ExpansionError, GradientEstimate, kept_program
 from tfp_sgmcmc.targets.control_variates.second_order import SecondOrder
-from tfp_sgmcmc.targets.laplace.mode import check_single_state
+from tfp_sgmcmc.targets.laplace.laplace import check_single_state
 from tfp_sgmcmc.targets.laplace.quadratic import HessianForm
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.sharded import refuse_shards

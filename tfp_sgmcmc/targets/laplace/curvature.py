@@ -13,12 +13,12 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import accepts, function, integer
 from tfp_sgmcmc.internal.nest import (
     State,
+    chain_of_vector,
     convert_state,
-    flatten_events,
     num_entries,
     one_chain,
     part_names,
-    unflatten_events,
+    vector_of_chain,
 )
 from tfp_sgmcmc.targets.anchored import AnchoredTarget
 from tfp_sgmcmc.targets.base import (
@@ -28,6 +28,7 @@ from tfp_sgmcmc.targets.base import (
     kept_program,
     value_and_gradient,
 )
+from tfp_sgmcmc.targets.data import evenly_spread
 from tfp_sgmcmc.targets.growing_batch import GrowingBatch
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.scores import sum_over_chunks
@@ -101,28 +102,27 @@ def largest_curvature(
         accepts("metric", function("metric", metric, "v -> M v"), state)
     seed = random.as_seed(seed)
     chains = tuple(int(n) for n in target.chain_shape(state))
-    hessian_product = posterior_product(target, one_chain(state, chains, 0), seed, max_examples)
+    first = one_chain(state, chains, 0)
+    hessian_product = posterior_product(target, first, seed, max_examples)
     num_chains, ndims, largest = math.prod(chains), len(chains), 0.0
-    picked = np.linspace(0, num_chains - 1, min(num_chains, _MOST_CHAINS), dtype=int)
-    for chain in np.unique(picked):
+
+    def as_state(v: np.ndarray) -> State:
+        return chain_of_vector(v, first, ndims)
+
+    for chain in evenly_spread(num_chains, _MOST_CHAINS):
         here = one_chain(state, chains, chain)
 
-        def as_state(v: np.ndarray, here: State = here) -> State:
-            return unflatten_events(v.reshape([1] * ndims + [-1]), here, ndims)
+        def curve(v: np.ndarray, here: State = here) -> np.ndarray:
+            return -vector_of_chain(hessian_product(here, as_state(v)), ndims)
 
-        def as_vector(nest: State) -> np.ndarray:
-            return flatten_events(nest, ndims).numpy().ravel().astype(np.float64)
-
-        def curve(v: np.ndarray, here: State = here, as_state: Any = as_state) -> np.ndarray:
-            return -as_vector(hessian_product(here, as_state(v)))
-
-        def weigh(v: np.ndarray, chain: int = int(chain), as_state: Any = as_state) -> np.ndarray:
+        def weigh(v: np.ndarray, chain: int = int(chain)) -> np.ndarray:
             if metric is None:
                 return v
             vector = tf.nest.map_structure(
                 lambda part, like: tf.broadcast_to(part, like.shape), as_state(v), state
             )
-            return as_vector(one_chain(_checked_product(metric(vector), state), chains, chain))
+            product = one_chain(_checked_product(metric(vector), state), chains, chain)
+            return vector_of_chain(product, ndims)
 
         rng = np.random.default_rng(seed.numpy().view(np.uint32))
         start = rng.standard_normal(num_entries(here))

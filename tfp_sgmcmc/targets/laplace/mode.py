@@ -24,7 +24,7 @@ from tfp_sgmcmc.internal.nest import (
 )
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import ExpansionError, kept_program, value_and_gradient
-from tfp_sgmcmc.targets.laplace.laplace import laplace
+from tfp_sgmcmc.targets.laplace.laplace import check_single_state, laplace
 from tfp_sgmcmc.targets.laplace.newton import MOST_LAST_GAIN, NEAR_ENOUGH, Ascent, newton_ascent
 from tfp_sgmcmc.targets.laplace.quadratic import (
     HessianForm,
@@ -333,16 +333,6 @@ def _why_not_converged(report: CenterReport, ascent: Ascent | None, tolerance: f
         f"{report.num_newton_steps} Newton steps and {report.num_passes} passes over the data. A "
         f"ControlVariate there has no bias, but more noise. {advice}"
     )
-
-
-def check_single_state(name: str, target: MinibatchLogProb, state: State) -> None:
-    """Raises ValueError if `state`, an argument called `name`, has chain dimensions."""
-    chains = tf.TensorShape(target.chain_shape(state))
-    if chains.rank:
-        raise ValueError(
-            f"{name} must be one state without chain dimensions, at which log_prior_fn returns a "
-            f"scalar. Received: a state at which it returns shape {chains}."
-        )
 
 
 def _value_and_gradient(target: MinibatchLogProb, like: State) -> Any:

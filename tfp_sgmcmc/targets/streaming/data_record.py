@@ -11,8 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfp_sgmcmc.storage import npz
-from tfp_sgmcmc.targets.data import form_of
-from tfp_sgmcmc.targets.row_sums import RowSums
+from tfp_sgmcmc.targets.data import RowSums, form_of
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 from tfp_sgmcmc.targets.streaming.passes import Show
 

@@ -224,7 +224,7 @@ def preflight(
         preflight(base, target.center, rtol)
     if kernel is None:
         return None
-    check_approach(kernel, [target], state)
+    check_approach(kernel, target, state)
     return check_step(kernel, target, state)
 
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.nest import State, by_part, flatten_events, one_chain, unflatten_events
+from tfp_sgmcmc.internal.nest import State, by_part, chain_of_vector, one_chain, vector_of_chain
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
 from tfp_sgmcmc.targets.laplace.curvature import largest_curvature
@@ -48,10 +47,10 @@ class InitialDistance(NamedTuple):
 
 
 def check_approach(
-    kernel: Any, targets: Sequence[Target], state: State, ratio: float = 1.0, stacklevel: int = 4
+    kernel: Any, target: Target, state: State, ratio: float = 1.0, stacklevel: int = 4
 ) -> None:
     """Warns if `estimate_initial_distance`, with the same arguments, finds a far and slow start."""
-    found = estimate_initial_distance(kernel, targets, state, ratio)
+    found = estimate_initial_distance(kernel, target, state, ratio)
     if found is not None and found.is_slow:
         warnings.warn(
             f"initial_state must be nearer to the posterior for {type(kernel).__name__} with this "
@@ -65,7 +64,7 @@ def check_approach(
 
 
 def estimate_initial_distance(
-    kernel: Any, targets: Sequence[Target], state: State, ratio: float = 1.0
+    kernel: Any, target: Target, state: State, ratio: float = 1.0
 ) -> InitialDistance | None:
     r"""Estimates how far `state` is from the posterior, and how slowly a kernel gets there.
 
@@ -76,7 +75,7 @@ def estimate_initial_distance(
 
     Args:
       kernel: a kernel; the result is None for one without `relaxation_steps`.
-      targets: targets that draw the 32 minibatches in turn.
+      target: draws the minibatches.
       state: the start.
       ratio: the noise of the kernel's gradients relative to the targets' noise.
 
@@ -86,42 +85,37 @@ def estimate_initial_distance(
     """
     if not hasattr(kernel, "relaxation_steps"):
         return None
-    chains = tuple(int(n) for n in targets[0].chain_shape(state))
+    chains = tuple(int(n) for n in target.chain_shape(state))
     ndims, state = len(chains), one_chain(state, chains, 0)
-    carried = {id(target): target.bootstrap(state) for target in targets}
-
-    # One graph for each target, because graphs of several replicas take long to trace.
-    def graph_of(target: Target) -> Any:
-        return traced(
-            lambda seed, own, *probe: target.estimate(state, seed, own, *(probe or (None,)), False)
-        )
-
-    graphs = {id(target): graph_of(target) for target in targets}
+    carried = target.bootstrap(state)
+    graph = traced(
+        lambda seed, own, *probe: target.estimate(state, seed, own, *(probe or (None,)), False)
+    )
 
     def estimate(i: int, *probe: State) -> GradientEstimate:
-        key = id(targets[i % len(targets)])
-        found = graphs[key](tf.constant([0, i]), carried[key], *probe)
-        carried[key] = found.target_state
+        nonlocal carried
+        found = graph(tf.constant([0, i]), carried, *probe)
+        carried = found.target_state
         return found
 
-    gradients = np.array([_vector(estimate(i).gradient, ndims) for i in range(_NUM_MINIBATCHES)])
+    gradients = np.array(
+        [vector_of_chain(estimate(i).gradient, ndims) for i in range(_NUM_MINIBATCHES)]
+    )
     gradient = gradients.mean(axis=0)
     square, error = gradient @ gradient, gradients.var(axis=0, ddof=1).sum() / _NUM_MINIBATCHES
     if not square - error > error:  # NaN included
         return None
     u = gradient / math.sqrt(square)
-    probe = unflatten_events(u.reshape([1] * ndims + [-1]), state, ndims)
-    products = [_vector(estimate(i, probe).hessian_product, ndims) for i in range(_NUM_PRODUCTS)]
+    probe = chain_of_vector(u, state, ndims)
+    products = [
+        vector_of_chain(estimate(i, probe).hessian_product, ndims) for i in range(_NUM_PRODUCTS)
+    ]
     a, s = -float(np.mean(products, axis=0) @ u), ratio * float(np.var(gradients @ u, ddof=1))
     if not 0 < a < math.inf:
         return None
-    metric = float(_vector(kernel.metric_product(probe, state, None), ndims) @ u)
+    metric = float(vector_of_chain(kernel.metric_product(probe, state, None), ndims) @ u)
     num_steps = (float(kernel.relaxation_steps(metric * a, metric * x)) for x in (s, s / 10))
     return InitialDistance(math.sqrt((square - error) / a), *num_steps)
-
-
-def _vector(nest: State, chain_ndims: int) -> np.ndarray:
-    return flatten_events(nest, chain_ndims).numpy().astype(np.float64).ravel()
 
 
 class Stability(NamedTuple):

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tree
 
 from tfp_sgmcmc.covariance.base import covariance_states
-from tfp_sgmcmc.internal.nest import State, flatten_events, one_chain, unflatten_events
+from tfp_sgmcmc.internal.nest import State, chain_of_vector, one_chain, vector_of_chain
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.data import assert_finite_rows
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
@@ -64,7 +64,7 @@ def check_stream(
         )
     if kernel is None:
         return None
-    check_approach(kernel, [target], state, stacklevel=5)
+    check_approach(kernel, target, state, stacklevel=5)
     found = check_step(kernel, target, state)
     if found is None or found.is_stable:
         check_temperature(kernel, target, state)
@@ -129,10 +129,10 @@ def check_temperature(kernel: Any, target: StreamedLogProb, state: State) -> Non
     gradients = []
     for i in range(min(_NUM_MINIBATCHES, target.batches_per_read)):
         estimate = graph(stream._replace(position=tf.constant(i, tf.int64)))
-        gradients.append(flatten_events(estimate.gradient, ndims).numpy().ravel())
+        gradients.append(vector_of_chain(estimate.gradient, ndims))
     if len(gradients) < 2:
         return
-    noise = np.stack(gradients).astype(np.float64)
+    noise = np.stack(gradients)
     if not np.isfinite(noise).all():
         wrong = int(np.argmin(np.isfinite(noise).all(axis=1)))
         warnings.warn(
@@ -144,9 +144,8 @@ def check_temperature(kernel: Any, target: StreamedLogProb, state: State) -> Non
     noise -= noise.mean(axis=0)
     results, products = kernel.bootstrap_results(here), []
     for g in noise:
-        vector = unflatten_events(g.reshape([1] * ndims + [-1]), here, ndims)
-        metric = kernel.metric_product(vector, here, results)
-        products.append(g @ flatten_events(metric, ndims).numpy().ravel())
+        metric = kernel.metric_product(chain_of_vector(g, here, ndims), here, results)
+        products.append(g @ vector_of_chain(metric, ndims))
     mean = np.sum(products) / (len(products) - 1) / noise.shape[1]
     found = kernel.noise_temperature(mean, results)
     if not found <= _MOST_TEMPERATURE:

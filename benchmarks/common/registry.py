@@ -1,7 +1,7 @@
 """The registry of samplers: one row for each kernel, which tables and comparisons read.
 
-A sampler that is added here appears in the README's table, in the demonstration and in the
-benchmarks without a further edit.
+A sampler that is added here appears in the README's table and in the benchmarks without a further
+edit.
 """
 
 from __future__ import annotations

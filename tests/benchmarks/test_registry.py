@@ -1,5 +1,6 @@
 """The registry of samplers has every kernel, makes it, and is the README's table."""
 
+import inspect
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.kernels import registry
+from benchmarks.common import registry
+from tfp_sgmcmc.keras.options import NAMED_KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,6 +43,17 @@ def test_makers_make_the_named_kernel_and_pass_on_what_it_takes(
     assert found == steps.get(row.name, found)
     frictions = {"SGHMC": 3.0 + 0.25 * 8.0}
     assert parameters.get("friction", 3.0) == frictions.get(row.name, 3.0)
+
+
+def test_keras_names_the_kernels_that_need_only_a_step_size() -> None:
+    """Those on minibatches whose second parameter it is, and whose others have defaults."""
+
+    def takes_step(name: str) -> bool:
+        _, second, *others = inspect.signature(getattr(sgmcmc, name)).parameters.values()
+        return second.name == "step_size" and all(p.default is not p.empty for p in others)
+
+    rows = [row for row in registry.SAMPLERS if not row.all_data and takes_step(row.name)]
+    assert tuple(row.name for row in rows) == NAMED_KERNELS
 
 
 def test_the_readme_has_the_table_of_the_registry() -> None:
