@@ -12,6 +12,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.adaptation import prior_scale, settings_file, target_arguments
+from tfp_sgmcmc.targets.streaming.pooled import Pass, PoolReport
 
 N, D, MOST = 4_000, 2, 400
 RNG = np.random.default_rng(0)
@@ -134,6 +135,8 @@ def test_rows_that_a_dataset_leaves_out_are_flagged() -> None:
     with pytest.warns(UserWarning, match="leaves out 1000 of the 4000 rows"):
         result = sgmcmc.sample(target, tf.zeros([D]), 200, **OPTIONS)
     assert not result.is_trusted
+    few = PoolReport(1_000_000, 999_700, (Pass(999_700, 1.0),))  # 300 rows move means by 0.017
+    assert few.flags == () and "drops 300 rows" in few.lines[0]
 
 
 @pytest.mark.thorough

@@ -17,7 +17,7 @@ from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.base import kept_program
 
 _NUM_ROWS = 24
-_MOST_ENTRIES = 200
+_MOST_ENTRIES = 500
 _RADIUS = 2.0  # of uniform states around one
 _STEP = 0.05  # of finite differences, in standard deviations
 _LEAST_CORRELATION = 0.97  # of ranks

@@ -17,8 +17,11 @@ _OFFSETS = (0.0, 0.1, 0.7, 3.0, 15.0, 100.0)  # of an effect from those states
 _MOST_OFFSET = {tf.float32: 15.0, tf.float64: 100.0}
 _MOST_NUMBERS = 4e6  # slopes that are evaluated at once
 _FEWEST_ROWS, _MOST_ROWS, _LEAST_POINTS = 4, 8, 6
+_FEW = 20  # effects, of which each has a clear part in the slope along their common scale
 _CLEAR = 1000  # units of the last place; a smaller part of a slope is too rough to use
-_STEP, _STEP_ROWS = 0.3, 4  # of an entry that may change slopes, and the states where it is made
+# Moves of an entry that may change slopes, and the states where they are made. The longer one tells
+# of one effect among many, the shorter one where the density overflows.
+_STEPS, _STEP_ROWS = (0.3, 3.0), 4
 # Relative residuals that rounding explains, and parts of slopes that are above it.
 ROUNDING = {tf.float32: (2e-3, 2e-2), tf.float64: (1e-7, 1e-5)}
 
@@ -44,6 +47,20 @@ class LocationScale(NamedTuple):
     offset: np.ndarray
     location: np.ndarray
     log_width: np.ndarray
+
+    def joined(self, other: LocationScale) -> LocationScale | None:
+        """Returns both laws as one, or None if effects of one depend on those of the other."""
+        for law, entries in ((self, other.entries), (other, self.entries)):
+            if law.location[..., entries].any() or law.log_width[..., entries].any():
+                return None
+        entries = self.entries + other.entries
+        order = np.argsort(entries)
+        offset = np.concatenate([self.offset, other.offset])[order]
+        location, log_width = (
+            np.concatenate(pair, axis=1)[:, order]
+            for pair in ((self.location, other.location), (self.log_width, other.log_width))
+        )
+        return LocationScale(tuple(sorted(entries)), offset, location, log_width)
 
 
 def find_location_scale(
@@ -84,7 +101,9 @@ def find_location_scale(
     offsets = np.array([sign * x for sign in (-1, 1) for x in _OFFSETS if x <= most])
     size = len(candidates) * len(offsets) * dim
     rows = rows[: int(np.clip(_MOST_NUMBERS / size, _FEWEST_ROWS, _MOST_ROWS))]
-    found = _Motions(problem, state, rows, candidates, offsets, rounding)
+    share = min(1.0, _FEW / len(candidates))  # an effect's part falls with their number
+    among = rounding[0] * share, rounding[1] * share
+    found = _Motions(problem, state, rows, candidates, offsets, among)
     apart = found.apart([names[j] for j in candidates], stand_for)
     if not apart:
         return None
@@ -121,11 +140,13 @@ def dependence(problem: MinibatchLogProb, state: State) -> np.ndarray:
 def _dependence(problem: MinibatchLogProb, state: State) -> np.ndarray:
     rows = rows_around(flatten_events(state, 0).numpy().astype(np.float64), _STEP_ROWS)
     dim, least = rows.shape[-1], ROUNDING[tf.nest.flatten(state)[0].dtype][1]
-    ends = np.concatenate([rows[:, np.newaxis], rows[:, np.newaxis] + _STEP * np.eye(dim)], axis=1)
+    moves = np.concatenate([np.zeros([1, dim]), *(step * np.eye(dim) for step in _STEPS)])
+    ends = rows[:, np.newaxis] + moves
     slopes = prior_slopes(problem, state, ends.reshape(-1, dim)).reshape(ends.shape)
     with np.errstate(all="ignore"):
         change = np.abs(slopes[:, 1:] - slopes[:, :1]) > least * np.abs(slopes[:, :1])
-    return change.any(axis=0) & ~np.eye(dim, dtype=bool)
+    change = change.any(axis=0).reshape(len(_STEPS), dim, dim).any(axis=0)
+    return change & ~np.eye(dim, dtype=bool)
 
 
 def rows_around(flat: np.ndarray, count: int) -> np.ndarray:

@@ -73,6 +73,15 @@ class PoolReport:
     offset: float = 0.0
 
     @property
+    def _num_dropped(self) -> int:
+        return self.num_examples - self.passes[0].num_rows
+
+    @property
+    def error_of_dropped(self) -> float:
+        """The share of rows that were not read, by its root: what as many random rows move."""
+        return (self._num_dropped / self.num_examples) ** 0.5
+
+    @property
     def lines(self) -> tuple[str, ...]:
         """The passes over the data and the error of the pool, in plain words."""
         seconds = ", ".join(f"{p.seconds:.3g} s" for p in self.passes)
@@ -82,6 +91,8 @@ class PoolReport:
             f"{count} pass{'es' * (count > 1)} over the {self.num_examples} rows on disk took "
             f"{seconds} (the first, which only reads, {rate:.3g} rows a second)."
         )
+        if 0 < self.error_of_dropped < MOST_MEAN_ERROR:
+            took += f" The dataset drops {self._num_dropped} rows, which do not fill a batch."
         if self.num_rows == read.num_rows:
             return (f"{took} All rows fit into memory and were loaded.",)
         return (
@@ -96,11 +107,13 @@ class PoolReport:
     @property
     def flags(self) -> tuple[str, ...]:
         """Warnings of rows that were not read, and of a pool that is too small."""
-        found, dropped = [], self.num_examples - self.passes[0].num_rows
-        if dropped:
+        found = []
+        if self.error_of_dropped >= MOST_MEAN_ERROR:
             found.append(
-                f"The dataset leaves out {dropped} of the {self.num_examples} rows, which do not "
-                "fill a batch. Make its batches without drop_remainder=True."
+                f"The dataset leaves out {self._num_dropped} of the {self.num_examples} rows, "
+                "which do not fill a batch. So many random rows move means by about "
+                f"{self.error_of_dropped:.2g} standard deviations. Make its batches without "
+                "drop_remainder=True."
             )
         if self.offset > MOST_OFFSET:
             found.append(
