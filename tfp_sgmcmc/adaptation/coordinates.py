@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.adaptation import prior_scale
 from tfp_sgmcmc.adaptation.centered_hierarchy import hierarchy_around
+from tfp_sgmcmc.adaptation.noncentering import repeats_prior
 from tfp_sgmcmc.internal.nest import State, flatten_events, num_entries, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb, find_center, whiten
 from tfp_sgmcmc.targets.base import ExpansionError
@@ -31,6 +32,7 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
 
 _RIDGE = 100.0  # nats; where more is expected, it is no ridge
 _SHARES = (1.0, 0.5, 0.0)  # of the user's start, where the search for a mode begins
+_FEW_STEPS = 50  # of a search for a mode, where Hessians take long
 _NEWTON_STEPS, _NEAR = 4, 0.03  # steps to the mode end within so many deviations of it
 # Eigenvalues of a Hessian with unit diagonal that rounding does not explain.
 _LEAST = {tf.float32: 1e-6, tf.float64: 1e-11}
@@ -141,13 +143,16 @@ def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:
             f"the covariance of {hierarchy.effects} depends on {hierarchy.scale}, which is as "
             "narrow as a funnel where that is small"
         )
+    # Hessians of a prior whose slopes it repeats take long, and a mode is found in a dozen steps.
+    limit = _FEW_STEPS if repeats_prior(problem.bijector) else MAX_ITERATIONS["auto"]
     is_origin = not flatten_events(state, 0).numpy().any()  # no other start is nearer to it
     for share in _SHARES[:1] if is_origin else _SHARES:
         start = tf.nest.map_structure(lambda x, share=share: share * x, state)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the pilot finds out whether the center is good enough
             try:
-                found = find_center(problem, start, "auto" if hierarchy is None else "newton")
+                method: Literal["auto", "newton"] = "auto" if hierarchy is None else "newton"
+                found = find_center(problem, start, method, max_iterations=limit)
             except ExpansionError as error:
                 failure = failure or error
                 continue
@@ -161,7 +166,7 @@ def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:
                 f"the search for a mode found none, as where the width of {hierarchy.effects} "
                 f"depends on {hierarchy.scale}"
             )
-        used_up = found[1].num_newton_steps >= MAX_ITERATIONS["auto"]
+        used_up = found[1].num_newton_steps >= limit
         if used_up and NEAR_ENOUGH < found[1].expected_gain < _RIDGE:
             break
     if best is not None and (part := best[1].unbounded) is not None:
