@@ -419,12 +419,16 @@ def test_rows_that_change_between_passes_are_refused_and_their_order_is_not() ->
     of = of_blocks(lambda: np.split(passes[0], 4))
     shuffled_rows = np.random.default_rng(2).permutation(ROWS)
     one_changed = ROWS + np.where(np.arange(400) == 123, 0.1, 0).astype(np.float32)
+    one_lost = np.where(np.arange(400) == 123, np.nan, ROWS).astype(np.float32)
     rounded = np.nextafter(ROWS, 2 * ROWS)
     for rows in (ROWS, shuffled_rows, rounded):
         passes[:] = [rows]
         list(of.blocks(50))
     passes[:] = [one_changed]
     with pytest.raises(ValueError, match="other rows in pass 4 over epoch 0 than before. Rows"):
+        of(tf.constant(0.5))
+    passes[:] = [one_lost]
+    with pytest.raises(ValueError, match="other rows in pass 5 over epoch 0 than before. Rows"):
         of(tf.constant(0.5))
 
 
