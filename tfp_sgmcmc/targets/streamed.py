@@ -81,7 +81,7 @@ class StreamedLogProb(Target):
       num_examples: N; an epoch has N/n batches, rounded down.
       batch_size: n, the rows of a step. None takes the size of the first batch. The dataset's
         elements are cut and joined to batches of n where they have other or unknown sizes, and the
-        last N mod n rows of each epoch are then left out of steps, with a warning.
+        last N mod n rows of each epoch are then left out of steps, of which the first one warns.
       batches_per_read: K, the number of batches in the kernel's results and in checkpoints. Memory
         holds a few times as many.
       memory: bytes of rows that `sample` keeps in memory. Data that fit are loaded as a whole.
@@ -154,7 +154,7 @@ class StreamedLogProb(Target):
         given = leading_axis(first, "dataset")
         for leaf in tf.nest.flatten(first):
             assert_finite(leaf, "dataset")
-        self._given_rows, self._num_passes = given, 0
+        self._given_rows, self._num_passes, self._has_warned = given, 0, False
         self._row_sums, self._sums = RowSums.scaled_to(first), dict[int, np.ndarray]()
         self._first_sums = given, self._row_sums(first)
         size = (
@@ -176,14 +176,6 @@ class StreamedLogProb(Target):
         if self._are_batches:
             if cardinality not in (self._epoch_batches, tf.data.UNKNOWN_CARDINALITY):
                 raise self._wrong_epoch(0, f"{cardinality}")
-        elif self.num_examples % size:
-            warnings.warn(
-                f"batch_size must divide num_examples, or steps leave out the last "
-                f"{self.num_examples % size} examples of each epoch. Received: batches of {size} "
-                f"and {self.num_examples} examples. A shuffled epoch leaves out other examples "
-                "each time, so that this does no harm. `sample` uses all examples.",
-                stacklevel=2,
-            )
         if size > given:
             first = self._first(size)
         #: The posterior of the first batch, which evaluates priors, likelihoods and scores.
@@ -394,8 +386,22 @@ class StreamedLogProb(Target):
 
     def bootstrap(self, state: State) -> StreamState:
         _refuse_replicas()
+        self._warn_of_a_rest()
         self.of_one_batch.bootstrap(state)
         return StreamState(next(self.reads()), tf.zeros([], tf.int64))
+
+    def _warn_of_a_rest(self) -> None:
+        """Warns once if steps leave out the last rows of each epoch."""
+        rest = 0 if self._are_batches else self.num_examples % self.batch_size
+        if rest and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"batch_size must divide num_examples, or steps leave out the last {rest} examples "
+                f"of each epoch. Received: batches of {self.batch_size} and {self.num_examples} "
+                "examples. A shuffled epoch leaves out other examples each time, so that this does "
+                "no harm. `sample` uses all examples.",
+                stacklevel=5,
+            )
 
     def chain_shape(self, state: State) -> Any:
         return self.of_one_batch.chain_shape(state)
