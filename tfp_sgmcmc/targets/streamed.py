@@ -14,7 +14,13 @@ from tfp_sgmcmc.internal.checks import accepts, function, integer
 from tfp_sgmcmc.internal.nest import State, convert_state, state_from_call
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
-from tfp_sgmcmc.targets.data import RowSums, as_tensors, assert_finite, leading_axis
+from tfp_sgmcmc.targets.data import (
+    RowSums,
+    as_tensors,
+    assert_finite,
+    assert_finite_rows,
+    leading_axis,
+)
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.read_faults import ReadFaults
 from tfp_sgmcmc.targets.scores import with_given_gradient
@@ -94,7 +100,8 @@ class StreamedLogProb(Target):
 
     Raises:
       ValueError: an epoch does not have N examples, or is infinite; two passes over an epoch read
-        other rows, up to their order and rounding; elements have no axis of rows. In steps: the
+        other rows, up to their order and rounding; elements have no axis of rows; an entry of a
+        batch is NaN or infinite. In steps: the
         current strategy has several replicas, which would all read all of the dataset.
       TypeError: `dataset` is neither a dataset nor a function that returns one.
       StreamReadError: the dataset cannot be read. The message has the file, if `files` has it, and
@@ -297,6 +304,8 @@ class StreamedLogProb(Target):
                 self._faults.check(epoch)
                 dataset = self._batches(epoch).skip(skipped)
                 for read in dataset.batch(self.batches_per_read).prefetch(1):
+                    rows = tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), read)
+                    assert_finite_rows(rows, seen * self.batch_size, epoch)
                     if rest is not None:
                         read = tf.nest.map_structure(lambda *x: tf.concat(x, axis=0), rest, read)
                         seen -= len(tf.nest.flatten(rest)[0])
