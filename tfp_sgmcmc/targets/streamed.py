@@ -180,9 +180,9 @@ class StreamedLogProb(Target):
         #: Whether the dataset's elements are used as they come, as batches of n.
         self._are_batches = all(x.shape.is_fully_defined() for x in specs) and given == size
         cardinality = int(epoch.cardinality())
-        if self._are_batches:
-            if cardinality not in (self._epoch_batches, tf.data.UNKNOWN_CARDINALITY):
-                raise self._wrong_epoch(0, f"{cardinality}")
+        known = self._epoch_batches, tf.data.UNKNOWN_CARDINALITY
+        if self._are_batches and cardinality not in known:
+            raise self._wrong_epoch(0, f"{cardinality}")
         if size > given:
             first = self._first(size)
         #: The posterior of the first batch, which evaluates priors, likelihoods and scores.
