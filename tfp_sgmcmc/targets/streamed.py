@@ -14,13 +14,7 @@ from tfp_sgmcmc.internal.checks import accepts, function, integer
 from tfp_sgmcmc.internal.nest import State, convert_state, state_from_call
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
-from tfp_sgmcmc.targets.data import (
-    RowSums,
-    as_tensors,
-    assert_finite,
-    assert_finite_rows,
-    leading_axis,
-)
+from tfp_sgmcmc.targets.data import RowSums, as_tensors, assert_finite_rows, leading_axis
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.read_faults import ReadFaults
 from tfp_sgmcmc.targets.scores import with_given_gradient
@@ -159,8 +153,7 @@ class StreamedLogProb(Target):
                 f"elements of shapes {[str(s) for s in shapes]}, which are single rows."
             )
         given = leading_axis(first, "dataset")
-        for leaf in tf.nest.flatten(first):
-            assert_finite(leaf, "dataset")
+        assert_finite_rows(first, 0)
         self._given_rows, self._num_passes, self._has_warned = given, 0, False
         self._row_sums, self._sums = RowSums.scaled_to(first), dict[int, np.ndarray]()
         self._first_sums = given, self._row_sums(first)
