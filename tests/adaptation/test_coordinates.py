@@ -1,4 +1,4 @@
-"""The search for a mode begins again only where it has not begun before."""
+"""The search for a mode begins again only where it has not begun before, and says nothing."""
 
 from __future__ import annotations
 
@@ -46,3 +46,24 @@ def test_a_search_that_failed_is_not_repeated_from_the_same_start(
     unbounded = "effects"
     with pytest.raises(NotNearGaussian, match="rises without end while effects becomes narrower"):
         coordinates._find_center(problem, tf.constant([value, value], tf.float64))
+
+
+def test_a_likelihood_without_curvature_gives_no_advice_on_centers() -> None:
+    """Absolute errors of unknown scale: Newton's step at the mode is as long as the prior is wide.
+
+    The caller of `sample` gives no center. Negative control: `whiten`, who does, is told.
+    """
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=[600, 5])
+    y = x @ np.linspace(-1, 1, 5) + rng.laplace(size=600)
+    problem = sgmcmc.MinibatchLogProb(
+        lambda w, s: -tf.reduce_sum(w**2, axis=-1) / 20 - s**2 / 8,
+        lambda w, s, batch: (
+            -tf.abs(batch[1] - tf.linalg.matvec(batch[0], w)) * tf.exp(-s)[..., None] - s[..., None]
+        ),
+        (x, y),
+    )
+    start = {"w": tf.zeros([5], tf.float64), "s": tf.zeros([], tf.float64)}
+    found = coordinates.whiten_at_mode(problem, start)  # warnings are errors here
+    with pytest.warns(UserWarning, match="center must be near a mode"):
+        sgmcmc.whiten(problem, found.center)

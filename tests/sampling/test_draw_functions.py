@@ -40,8 +40,11 @@ def log_prior(w: tf.Tensor) -> tf.Tensor:
 
 def log_likelihood(w: tf.Tensor, batch: Any) -> tf.Tensor:
     x, y = batch
-    mean = tf.einsum("...d,nd->...n", w, x)
-    return tfd.Normal(mean, tf.constant(SIGMA, w.dtype)).log_prob(y)
+    return log_likelihood_of_means(tf.einsum("...d,nd->...n", w, x), y)
+
+
+def log_likelihood_of_means(mean: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return tfd.Normal(mean, tf.constant(SIGMA, mean.dtype)).log_prob(y)
 
 
 def target(x: np.ndarray = X, y: np.ndarray = Y) -> sgmcmc.MinibatchLogProb:
@@ -117,12 +120,12 @@ def test_loo_of_all_rows_is_exact_leave_one_out() -> None:
     assert loo.elpd == pytest.approx(EXACT.sum(), abs=0.3)  # of -3,200; p_loo is 4
 
 
-@pytest.mark.parametrize("kind", ["sharded", "streamed", "control variate"])
+@pytest.mark.parametrize("kind", ["sharded", "streamed", "with a rest", "control variate"])
 def test_other_targets_have_the_same_rows(result: Any, kind: str) -> None:
     pytest.importorskip("arviz", exc_type=ImportError)
     expected, other = result.loo(50), target()
-    if kind == "streamed":
-        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(100, drop_remainder=True)
+    if kind in ("streamed", "with a rest"):
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(100 if kind == "streamed" else 700)
         other = sgmcmc.StreamedLogProb(log_prior, log_likelihood, data, N)
     elif kind == "sharded":
         halves = slice(0, N // 2), slice(N // 2, N)
@@ -134,6 +137,35 @@ def test_other_targets_have_the_same_rows(result: Any, kind: str) -> None:
     found = result.loo(50, target=other)
     np.testing.assert_allclose(found.pointwise, expected.pointwise, rtol=1e-9)
     assert found.elpd == pytest.approx(expected.elpd, rel=1e-9)
+
+
+def test_a_pool_of_rows_is_not_taken_for_all_rows(result: Any) -> None:
+    """Each stands for several, so that leaving one out would leave out several."""
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(500)
+    streamed = sgmcmc.StreamedLogProb(
+        log_prior,
+        lambda w, batch: log_likelihood_of_means(tf.linalg.matvec(batch[0], w), batch[1]),
+        data,
+        N,
+        memory=20_000,
+    )
+    pool, report = sgmcmc.draw_pool(streamed, tf.zeros([D], tf.float64))
+    assert report.num_rows < N
+    pooled = dataclasses.replace(result, kernel=Exact(pool))
+    for evaluate in (pooled.loo, pooled.log_likelihood):
+        with pytest.raises(ValueError, match="Pass the StreamedLogProb as target="):
+            evaluate()
+    np.testing.assert_allclose(
+        pooled.log_likelihood([1, N - 1], target=streamed),
+        result.log_likelihood([1, N - 1], target=target()),
+    )
+
+
+def test_rows_that_a_dataset_leaves_out_are_told(result: Any) -> None:
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(700, drop_remainder=True)
+    other = sgmcmc.StreamedLogProb(log_prior, log_likelihood, data, N)
+    with pytest.raises(ValueError, match="leaves out 200. Make its batches without drop_remainder"):
+        result.log_likelihood([1], target=other)
 
 
 def test_draws_in_other_coordinates_than_the_kernels_find_their_rows(result: Any) -> None:

@@ -216,8 +216,7 @@ def test_a_full_disk_loses_nothing_that_was_safe(
             run.append(rows(6, first=5))
             run.commit({"step": np.int64(11)})
     assert caught.value.errno == errno.ENOSPC
-    message = f"No space left on device: the run in {tmp_path} stopped. 5 draws are safe"
-    assert message in str(caught.value)
+    assert f": the run in {tmp_path} stopped. 5 draws are safe" in str(caught.value)
     assert_holds(tmp_path, 5)
 
 

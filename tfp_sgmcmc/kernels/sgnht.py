@@ -103,7 +103,9 @@ class SGNHT(MomentumKernel):
       scheme: `"euler"` or `"adodab"`.
       thermostat: `"scalar"`, one xi for each chain; `"per_part"`, one for each part of the state;
         or `"per_coordinate"`. Each xi holds the temperature of the d coordinates that it acts on.
-      thermal_mass: mu, in the form of `step_size`. For small steps xi has the variance T / (mu d).
+      thermal_mass: mu, in the form of `step_size`. xi settles in about mu (A + s) / h steps, so 1
+        suits a whitened posterior, and 1 / lambda one whose largest curvature is lambda. For small
+        steps xi has the variance T / (mu d).
       mass: m: a positive number, or arrays that broadcast with the state parts.
       temperature: T, positive: a number, `[chains...]` tensor or schedule.
       initial_momentum: numbers or arrays that broadcast with the state parts. None starts at rest.

@@ -19,6 +19,7 @@ from tfp_sgmcmc.targets import ShardedLogProb, StreamedLogProb
 from tfp_sgmcmc.targets.base import check_signature
 from tfp_sgmcmc.targets.data import as_tensors, leading_axis
 from tfp_sgmcmc.targets.model_target import ModelTarget
+from tfp_sgmcmc.targets.streaming.pooled import PooledLogProb
 
 _MOST_NUMBERS = 2**20  # (draw, row) pairs that are evaluated at once
 _BLOCK = 2**24  # bytes of draws that are passed to a function at once
@@ -64,7 +65,7 @@ class RowLikelihood:
       target: a target with rows, whose parameters the draws are; None takes the kernel's.
 
     Raises:
-      ValueError: there is no target, or it has no rows.
+      ValueError: there is no target, or it has no rows, or a pool of rows in place of a stream's.
     """
 
     def __init__(self, result: Any, target: Any = None):
@@ -76,6 +77,11 @@ class RowLikelihood:
             raise ValueError(
                 "target must be a MinibatchLogProb, ShardedLogProb or StreamedLogProb, whose log "
                 "likelihood has a value for each row. Received: a result without; pass target=."
+            )
+        if isinstance(target, PooledLogProb):
+            raise ValueError(
+                "target must have all rows. Received: a pool of rows, each of which stands for "
+                "several rows of a stream. Pass the StreamedLogProb as target=."
             )
         if getattr(target, "replicas", None) is not None:
             raise ValueError(
@@ -100,13 +106,17 @@ class RowLikelihood:
     def blocks(self) -> Iterator[tuple[Any, int]]:
         """Yields all rows in their order, in blocks (rows, number of rows)."""
         if isinstance(self.target, StreamedLogProb):
-            size, left = self.target.of_one_batch.batch_size, self.num_examples
-            for read in self.target.reads():
-                for k in range(self.target.batches_per_read):
-                    if left < size:
-                        return
-                    yield tf.nest.map_structure(lambda x, k=k: x[k], read), size
-                    left -= size
+            left = self.num_examples
+            for rows in self.target.blocks(self.target.block_rows):
+                size = len(tf.nest.flatten(rows)[0])
+                yield rows, size
+                left -= size
+            if left:
+                raise ValueError(
+                    f"dataset must have all {self.num_examples} rows. Received: one that leaves "
+                    f"out {left}. Make its batches without drop_remainder=True."
+                )
+            return
         for part in self.target.parts:
             most = min(2**16, max(1, 2**26 // max(1, part.row_bytes)))
             for start in range(0, part.num_examples, most):

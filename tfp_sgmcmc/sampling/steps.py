@@ -239,7 +239,7 @@ def take_steps(
             draws = [np.asarray(x)[:rows] for x in tree.flatten(kept)]
             if not health.is_good:
                 good = plan.draws_before(health.lost_at) - records.num_draws
-                _fail(loop, moved, [x[: max(0, good)] for x in draws], records, health, feed)
+                _fail(loop, moved, [x[: max(0, good)] for x in draws], records, health)
             if rows:
                 records.append(draws)
             position = moved
@@ -276,7 +276,6 @@ def _fail(
     draws: list[np.ndarray],
     records: Records,
     health: FiniteCheck,
-    feed: Feed,
 ) -> NoReturn:
     """Keeps the draws that are finite, and raises NonFiniteChainError."""
     num_states = len(tree.flatten(loop.kept[0]))
@@ -298,7 +297,6 @@ def _fail(
     if health.states_are_finite:
         name, when = "The log posterior", f"at step {health.lost_at}, where the state is finite"
         cure = "Check log_prior_fn and log_likelihood_fn, or take a smaller step_size."
-    cure = feed.wrong_batch(position.results) or cure
     where = f"after result {count - 1}" if count else "before the first result"
     raise NonFiniteChainError(
         f"{name} became NaN or infinite {where}, {when}. The {count} results "

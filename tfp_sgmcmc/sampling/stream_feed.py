@@ -75,21 +75,6 @@ class Feed:
             results = tree.unflatten_as(results, leaves)
         return results, self._target.batches_per_read - used
 
-    def wrong_batch(self, results: Any) -> str:
-        """Returns a sentence that names the first batch that is not finite, or ''."""
-        if self._target is None:
-            return ""
-        leaves = tree.flatten(results)
-        batches = [np.asarray(leaves[at]) for at in self._batches]
-        for i in range(self._target.batches_per_read):
-            if not all(x.dtype.kind != "f" or np.isfinite(x[i]).all() for x in batches):
-                read = max(int(leaves[self._position]) - 1, 0) // self._target.batches_per_read
-                return (
-                    f"Batch {read * self._target.batches_per_read + i} of the stream has a NaN or "
-                    "infinite entry: remove or impute it."
-                )
-        return ""
-
 
 _REPEATABLE = (
     "The order of an epoch must depend only on its number. Instead of a dataset that shuffles by "

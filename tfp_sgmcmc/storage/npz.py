@@ -35,6 +35,9 @@ def write(path: str | os.PathLike[str], header: dict[str, Any], arrays: Mapping[
       path: the file; an existing one is replaced.
       header: values that JSON can hold, among them the names and dtypes of the arrays.
       arrays: name -> array, or an object that is sliced like one and has `shape` and `dtype`.
+
+    Raises:
+      OSError: the disk cannot be written; the message names the file.
     """
     path = Path(path)
     new = path.with_name(path.name + ".new")
@@ -50,8 +53,10 @@ def write(path: str | os.PathLike[str], header: dict[str, Any], arrays: Mapping[
             opened.flush()
             os.fsync(opened.fileno())
         new.replace(path)
-    except BaseException:
+    except BaseException as error:
         new.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # as of a full disk
+            error.filename = os.fspath(path)
         raise
     sync(path.parent)
 

@@ -14,7 +14,7 @@ from tfp_sgmcmc.internal.checks import accepts, function, integer
 from tfp_sgmcmc.internal.nest import State, convert_state, state_from_call
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
-from tfp_sgmcmc.targets.data import RowSums, as_tensors, assert_finite, leading_axis
+from tfp_sgmcmc.targets.data import RowSums, as_tensors, assert_finite_rows, leading_axis
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.read_faults import ReadFaults
 from tfp_sgmcmc.targets.scores import with_given_gradient
@@ -81,7 +81,7 @@ class StreamedLogProb(Target):
       num_examples: N; an epoch has N/n batches, rounded down.
       batch_size: n, the rows of a step. None takes the size of the first batch. The dataset's
         elements are cut and joined to batches of n where they have other or unknown sizes, and the
-        last N mod n rows of each epoch are then left out of steps, with a warning.
+        last N mod n rows of each epoch are then left out of steps, of which the first one warns.
       batches_per_read: K, the number of batches in the kernel's results and in checkpoints. Memory
         holds a few times as many.
       memory: bytes of rows that `sample` keeps in memory. Data that fit are loaded as a whole.
@@ -94,7 +94,8 @@ class StreamedLogProb(Target):
 
     Raises:
       ValueError: an epoch does not have N examples, or is infinite; two passes over an epoch read
-        other rows, up to their order and rounding; elements have no axis of rows. In steps: the
+        other rows, up to their order and rounding; elements have no axis of rows; an entry of a
+        batch is NaN or infinite. In steps: the
         current strategy has several replicas, which would all read all of the dataset.
       TypeError: `dataset` is neither a dataset nor a function that returns one.
       StreamReadError: the dataset cannot be read. The message has the file, if `files` has it, and
@@ -152,9 +153,8 @@ class StreamedLogProb(Target):
                 f"elements of shapes {[str(s) for s in shapes]}, which are single rows."
             )
         given = leading_axis(first, "dataset")
-        for leaf in tf.nest.flatten(first):
-            assert_finite(leaf, "dataset")
-        self._given_rows, self._num_passes = given, 0
+        assert_finite_rows(first, 0)
+        self._given_rows, self._num_passes, self._has_warned = given, 0, False
         self._row_sums, self._sums = RowSums.scaled_to(first), dict[int, np.ndarray]()
         self._first_sums = given, self._row_sums(first)
         size = (
@@ -173,17 +173,9 @@ class StreamedLogProb(Target):
         #: Whether the dataset's elements are used as they come, as batches of n.
         self._are_batches = all(x.shape.is_fully_defined() for x in specs) and given == size
         cardinality = int(epoch.cardinality())
-        if self._are_batches:
-            if cardinality not in (self._epoch_batches, tf.data.UNKNOWN_CARDINALITY):
-                raise self._wrong_epoch(0, f"{cardinality}")
-        elif self.num_examples % size:
-            warnings.warn(
-                f"batch_size must divide num_examples, or steps leave out the last "
-                f"{self.num_examples % size} examples of each epoch. Received: batches of {size} "
-                f"and {self.num_examples} examples. A shuffled epoch leaves out other examples "
-                "each time, so that this does no harm. `sample` uses all examples.",
-                stacklevel=2,
-            )
+        known = self._epoch_batches, tf.data.UNKNOWN_CARDINALITY
+        if self._are_batches and cardinality not in known:
+            raise self._wrong_epoch(0, f"{cardinality}")
         if size > given:
             first = self._first(size)
         #: The posterior of the first batch, which evaluates priors, likelihoods and scores.
@@ -305,6 +297,8 @@ class StreamedLogProb(Target):
                 self._faults.check(epoch)
                 dataset = self._batches(epoch).skip(skipped)
                 for read in dataset.batch(self.batches_per_read).prefetch(1):
+                    rows = tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), read)
+                    assert_finite_rows(rows, seen * self.batch_size, epoch)
                     if rest is not None:
                         read = tf.nest.map_structure(lambda *x: tf.concat(x, axis=0), rest, read)
                         seen -= len(tf.nest.flatten(rest)[0])
@@ -394,8 +388,22 @@ class StreamedLogProb(Target):
 
     def bootstrap(self, state: State) -> StreamState:
         _refuse_replicas()
+        self._warn_of_a_rest()
         self.of_one_batch.bootstrap(state)
         return StreamState(next(self.reads()), tf.zeros([], tf.int64))
+
+    def _warn_of_a_rest(self) -> None:
+        """Warns once if steps leave out the last rows of each epoch."""
+        rest = 0 if self._are_batches else self.num_examples % self.batch_size
+        if rest and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"batch_size must divide num_examples, or steps leave out the last {rest} examples "
+                f"of each epoch. Received: batches of {self.batch_size} and {self.num_examples} "
+                "examples. A shuffled epoch leaves out other examples each time, so that this does "
+                "no harm. `sample` uses all examples.",
+                stacklevel=5,
+            )
 
     def chain_shape(self, state: State) -> Any:
         return self.of_one_batch.chain_shape(state)

@@ -371,7 +371,9 @@ def quadratic_at(
             "log_prior_fn and log_likelihood_fn must have second derivatives at the center. "
             f"Received: functions without. TensorFlow raised: {error}. {ORDER_1}"
         ) from error
-    return quadratic_of(found, flat.dtype)
+    quadratic = quadratic_of(found, flat.dtype)
+    _warn_if_far(found.gradient, quadratic)
+    return quadratic
 
 
 def quadratic_of(found: Hessians, dtype: tf.DType) -> Quadratic:
@@ -379,6 +381,4 @@ def quadratic_of(found: Hessians, dtype: tf.DType) -> Quadratic:
     check_finite(found.posterior)
     check_curved(found.likelihood)
     check_definite(least_eigenvalue(-found.posterior))
-    quadratic = Quadratic(*(tf.constant(h, dtype) for h in found[:2]))
-    _warn_if_far(found.gradient, quadratic)
-    return quadratic
+    return Quadratic(*(tf.constant(h, dtype) for h in found[:2]))
