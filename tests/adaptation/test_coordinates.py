@@ -26,8 +26,10 @@ def test_a_search_that_failed_is_not_repeated_from_the_same_start(
     """
     seen = []
 
-    def find_center(problem: Any, start: tf.Tensor, method: str) -> tuple[tf.Tensor, Any]:
-        del problem, method
+    def find_center(
+        problem: Any, start: tf.Tensor, method: str, max_iterations: int
+    ) -> tuple[tf.Tensor, Any]:
+        del problem, method, max_iterations
         seen.append(float(start[0]))
         report = dict(num_passes=5, log_prob=-1.0, converged=False, unbounded=unbounded)
         return start, SimpleNamespace(num_newton_steps=num_steps, expected_gain=gain, **report)

@@ -13,7 +13,8 @@ import tensorflow_probability as tfp
 from scipy import stats
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.adaptation import several_modes
+from tfp_sgmcmc.adaptation import kernel_selector, several_modes
+from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode
 from tfp_sgmcmc.adaptation.independent_draws import Climbs, OtherMode, climb, far_starts
 from tfp_sgmcmc.adaptation.kernel_selector import KernelSelector
 from tfp_sgmcmc.adaptation.several_modes import Search, every_other_mode, exchanged
@@ -116,6 +117,51 @@ def test_modes_of_a_pool_of_rows_are_not_mixed(is_pool: bool) -> None:
     selector = KernelSelector(target, tf.fill([1], 8.0), 4, seed, jit_compile=False)
     selector._at_heaviest_mode()
     assert len(selector.places) == 1 and len(selector._others) == (not is_pool)
+
+
+def test_rounds_that_climb_side_by_side_end_where_single_ones_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Few states of a small target are padded to 64, so three rounds of 16 starts cost one."""
+    groups = list[int]()
+
+    def counted(at: Any, starts: np.ndarray) -> Climbs:
+        groups.append(len(starts))
+        return climb(at, starts)
+
+    monkeypatch.setattr(kernel_selector, "climb", counted)
+    target = target_of(mixture([0.4, 0.6], [[-10.0], [10.0]], [[1.0], [1.0]]))
+    searches = []
+    for most in (1, 64):
+        monkeypatch.setattr(kernel_selector, "num_padded", lambda *_, most=most: most)
+        selector = KernelSelector(target, tf.fill([1], 8.0), 4, tf.constant([0, 1]), False)
+        found = whiten_at_mode(target, tf.fill([1], 8.0))
+        searches.append(selector._search(found, found.factor))
+    for number in range(4):
+        one, several = (search.ends_fn(number) for search in searches)
+        np.testing.assert_array_equal(one.is_mode, several.is_mode)
+        np.testing.assert_allclose(one.z[one.is_mode], several.z[one.is_mode], atol=0.05)
+    assert sorted(groups) == [16] * 4 + [48] * 2
+
+
+def test_climbs_that_would_not_arrive_end_early() -> None:
+    """Slopes that lead astray leave a climb where it is, a thousand nats below the mode."""
+    calls = list[int]()
+
+    def astray(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        calls.append(len(z))
+        is_far = np.abs(z) > 50
+        return -20 * np.abs(z[:, 0]), np.where(is_far, np.sign(z), 0.0)
+
+    ends = climb(astray, np.full([16, 1], 60.0))
+    assert len(calls) == 1 + 10 and ends.is_mode.tolist() == [True] + [False] * 16
+
+    def on_the_way(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # the negative control
+        calls.append(len(z))
+        return -20 * np.abs(z[:, 0]), -20 * np.tanh(100 * z)
+
+    ends = climb(on_the_way, np.full([16, 1], 60.0))
+    assert len(calls) > 11 + 11 and (np.abs(ends.z) < 1).all()
 
 
 def ends_of(at: Any, starts: Any, number: int) -> Climbs:

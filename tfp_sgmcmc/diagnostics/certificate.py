@@ -321,7 +321,8 @@ def weighted_sample_of(
 
     Up to 16 dimensions the proposal is fitted to the moments of weighted draws, and above by
     gradients, as the normal distribution nearest in KL(q, p), which is then the third result. If
-    its weights are poor and the target is small, rounds of draws follow.
+    its weights are poor, but not as poor as to give no covariance, and the target is small, rounds
+    of draws follow.
 
     Args:
       target: the posterior.
@@ -344,7 +345,8 @@ def weighted_sample_of(
     how = f"in {_rounds(normal.num_rounds)} of {num_gradients(dim)} gradients"
     size = max(num_draws, num_draws_for(dim))
     is_good = sample.is_reliable and sample.efficiency >= _ENOUGH
-    if not is_good and target.num_examples * dim * size <= _MOST_ENTRIES:
+    is_small = target.num_examples * dim * size <= _MOST_ENTRIES
+    if not is_good and is_small and sample.efficiency * size >= dim:  # fewer give no covariance
         # Of a skewed posterior, moments of draws give a wider normal, whose weights are better.
         fitted, rounds = fit_weighted_sample(log_prob_fn, normal.mean, normal.factor, size, rng)
         both = [(x.is_reliable, x.efficiency) for x in (sample, fitted)]
