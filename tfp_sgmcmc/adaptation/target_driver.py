@@ -19,7 +19,7 @@ from tfp_sgmcmc.adaptation.kernel_selector import KernelSelector
 from tfp_sgmcmc.adaptation.out_of_reach import Place
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, settled
-from tfp_sgmcmc.adaptation.settings_file import describe_call, load, save, saved_jit_compile
+from tfp_sgmcmc.adaptation.settings_file import FILE, describe_call, load, save, saved_jit_compile
 from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.sampling.result import Explanation, Flag, SampleResult
 from tfp_sgmcmc.sampling.run import run_kernel
@@ -197,8 +197,9 @@ def sample_target(
     prepared = settings.load(seed)
     if prepared is None and run is not None and run.has_run:
         raise ValueError(
-            f"directory must be new, or hold a run of a target. Received: {run.path}, which holds "
-            "a run of a kernel."
+            f"directory must be new, or hold a run of a target. Received: {run.path}, which has no "
+            f"{FILE}. It holds a run of a kernel, or that file was deleted: put it "
+            "back to go on."
         )
     seed = random.as_seed(random.fresh_seed()) if seed is None else seed
     choice_seed, run_seed, check_seed = random.split(seed, 3)
