@@ -695,9 +695,7 @@ def test_a_run_whose_choices_were_deleted_is_told(tmp_path: Path) -> None:
     kernel = sgmcmc.SGLD(sgmcmc.FullDataLogProb(lambda x: -tf.reduce_sum(x**2, axis=-1)), 0.1)
     options = {"num_results": 10, "progress_bar": False, "directory": tmp_path}
     sgmcmc.sample_chain(kernel, tf.zeros([4, 3]), **options)
-    with pytest.raises(
-        ValueError, match="has no choices.npz. It holds a run of a kernel"
-    ):
+    with pytest.raises(ValueError, match="has no choices.npz. It holds a run of a kernel"):
         sgmcmc.sample(regression(), tf.zeros([3]), **options)
 
 
