@@ -145,13 +145,13 @@ def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:
         )
     # Hessians of a prior whose slopes it repeats take long, and a mode is found in a dozen steps.
     limit = _FEW_STEPS if repeats_prior(problem.bijector) else MAX_ITERATIONS["auto"]
+    method: Literal["auto", "newton"] = "auto" if hierarchy is None else "newton"
     is_origin = not flatten_events(state, 0).numpy().any()  # no other start is nearer to it
     for share in _SHARES[:1] if is_origin else _SHARES:
         start = tf.nest.map_structure(lambda x, share=share: share * x, state)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the pilot finds out whether the center is good enough
             try:
-                method: Literal["auto", "newton"] = "auto" if hierarchy is None else "newton"
                 found = find_center(problem, start, method, max_iterations=limit)
             except ExpansionError as error:
                 failure = failure or error

@@ -224,7 +224,6 @@ class KernelSelector:
         first = flatten_events(self._state, 0).numpy() - flatten_events(like, 0).numpy()
         widths = prior_widths(self._problem, like, np.sqrt((factor**2).sum(axis=-1)))
         begin = [inverse @ offset for offset in offsets]
-
         at_once = max(1, num_padded(self._problem, like) // (1 + NUM_STARTS))  # rounds, in a call
 
         @functools.cache  # the first rounds are looked at twice where there is another mode

@@ -198,8 +198,7 @@ def sample_target(
     if prepared is None and run is not None and run.has_run:
         raise ValueError(
             f"directory must be new, or hold a run of a target. Received: {run.path}, which has no "
-            f"{FILE}. It holds a run of a kernel, or that file was deleted: put it "
-            "back to go on."
+            f"{FILE}. It holds a run of a kernel, or that file was deleted: put it back to go on."
         )
     seed = random.as_seed(random.fresh_seed()) if seed is None else seed
     choice_seed, run_seed, check_seed = random.split(seed, 3)

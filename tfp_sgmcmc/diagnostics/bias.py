@@ -26,7 +26,7 @@ _NARROW = "the chain has not spread yet, or it sampled another target than the o
 
 
 class EntryTests(NamedTuple):
-    """What the gradients say about each entry that was tested.
+    """Results of tests of entries by their gradients.
 
     Attributes:
       names: names of the entries, such as "w[3]".

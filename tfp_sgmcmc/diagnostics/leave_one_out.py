@@ -67,7 +67,7 @@ class LeaveOneOut:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What is in doubt, with its cure."""
+        """Doubts about the estimate, with their cures."""
         if not self.num_unreliable:
             return ()
         return (

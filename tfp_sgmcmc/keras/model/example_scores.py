@@ -64,7 +64,7 @@ class Mapper:
 
     def __init__(self, model: keras.Model, message: str | None = None, unrolls: bool = False):
         self._model, self._message, self._unrolls = model, message, unrolls
-        self._unsafe: dict[Any, str | None] = {}  # by what decides on it
+        self._unsafe: dict[Any, str | None] = {}  # sentences on operations
 
     def __call__(
         self,

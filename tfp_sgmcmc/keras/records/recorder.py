@@ -24,7 +24,7 @@ _STEPS_UNSEEN = 100
 
 @dataclasses.dataclass
 class FitNumbers:
-    """What the parts of a callback share; some of it follows from the first `fit`.
+    """Numbers that the parts of a callback share; some follow from the first `fit`.
 
     Attributes:
       collection: which states are kept.

@@ -196,7 +196,7 @@ def pool_errors(moments: Moments, probabilities: np.ndarray, total: int) -> tupl
 
 
 class Correction(NamedTuple):
-    """What the pool's sum lacks of the exact one, to second order at a center.
+    """Difference of the exact sum and the pool's, to second order at a center.
 
     Attributes:
       center: a state, flat, `[D]`.

@@ -1,4 +1,4 @@
-"""What remains of rows' log likelihoods after their second-order expansions at a center."""
+"""Remainders of rows' log likelihoods beyond their second-order expansions at a center."""
 
 from __future__ import annotations
 
