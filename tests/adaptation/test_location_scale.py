@@ -11,6 +11,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.adaptation.centered_hierarchy import hierarchy_around
+from tfp_sgmcmc.adaptation.location_scale import LocationScale
 from tfp_sgmcmc.adaptation.noncentering import laws_around, noncentered
 
 tfb, tfd = tfp.bijectors, tfp.distributions
@@ -144,6 +145,35 @@ def test_each_of_many_effects_is_found(size: int) -> None:
     expected = -tf.reduce_sum(z[:, 2:] ** 2, -1) / 2 - z[:, 0] ** 2 / 50 - t**2 / 8
     expected += tfb.Softplus().forward_log_det_jacobian(tf.constant(z[:, 1]))
     np.testing.assert_allclose(target.log_prior(tf.constant(z)), expected, rtol=1e-4)
+
+
+def test_effects_that_are_found_later_have_the_law_of_the_others() -> None:
+    """Without a location, moves of three of 120 effects hardly change the slope along the scale."""
+
+    def log_prior(e: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
+        return log_density(normal, e, tf.zeros_like(s[..., None]), s[..., None]) - s**2 / 2
+
+    problem = target_of(log_prior, {"s": tfb.Exp()})
+    (law,) = laws_around(problem, {"e": tf.zeros([120]), "s": tf.zeros([])})
+    assert law.entries == (*range(120),)
+
+
+def test_laws_of_effects_of_effects_are_not_joined() -> None:
+    """The first effect follows the third entry, and the second one the first effect."""
+    weights = np.zeros([2, 1, 3])
+    law = LocationScale((0,), np.ones(1), weights + [0, 0, 1], weights)
+    other = LocationScale((1,), np.zeros(1), weights, weights + [0, 0, 2])
+    both = law.joined(other)
+    assert both is not None and both.entries == (0, 1)
+    np.testing.assert_array_equal(both.offset, [1, 0])
+    np.testing.assert_array_equal(both.location[0], [[0, 0, 1], [0, 0, 0]])
+    np.testing.assert_array_equal(both.log_width[0], [[0, 0, 0], [0, 0, 2]])
+    swapped = other.joined(law)
+    assert swapped is not None
+    for x, y in zip(swapped, both, strict=True):
+        np.testing.assert_array_equal(x, y)
+    of_first = LocationScale((1,), np.zeros(1), weights + [1, 0, 0], weights)
+    assert law.joined(of_first) is None and of_first.joined(law) is None
 
 
 def of_shape(theta: tf.Tensor, mu: tf.Tensor, tau: tf.Tensor, v: tf.Tensor) -> tf.Tensor:

@@ -48,6 +48,20 @@ class LocationScale(NamedTuple):
     location: np.ndarray
     log_width: np.ndarray
 
+    def joined(self, other: LocationScale) -> LocationScale | None:
+        """Returns both laws as one, or None if effects of one depend on those of the other."""
+        for law, entries in ((self, other.entries), (other, self.entries)):
+            if law.location[..., entries].any() or law.log_width[..., entries].any():
+                return None
+        entries = self.entries + other.entries
+        order = np.argsort(entries)
+        offset = np.concatenate([self.offset, other.offset])[order]
+        location, log_width = (
+            np.concatenate(pair, axis=1)[:, order]
+            for pair in ((self.location, other.location), (self.log_width, other.log_width))
+        )
+        return LocationScale(tuple(sorted(entries)), offset, location, log_width)
+
 
 def find_location_scale(
     problem: MinibatchLogProb,

@@ -271,7 +271,21 @@ def _laws(problem: MinibatchLogProb, state: State) -> tuple[Law, ...]:
         laws.append(law)
         rest = tuple(j for j in rest if j not in law.entries)
         problem, state = _by_one_law(problem, state, law, model)
-    return tuple(laws)
+    return _joined(laws)
+
+
+def _joined(laws: Sequence[Law]) -> tuple[Law, ...]:
+    """Returns laws, those of like effects in one: rounding hides some of them at first."""
+    found = list[Law]()
+    for law in laws:
+        last = found[-1] if found else None
+        if isinstance(last, LocationScale) and isinstance(law, LocationScale):
+            both = last.joined(law)
+            if both is not None:
+                found[-1] = both
+                continue
+        found.append(law)
+    return tuple(found)
 
 
 def noncentered(
@@ -301,7 +315,8 @@ def _by_one_law(
     else:
         step = NonCentering(*model, law)
     other, at = _changed(problem, state, step)
-    return kept_program(problem, "non-centred by law", state, lambda: other), at
+    name = f"non-centred by a law of {len(law.entries)} effects"
+    return kept_program(problem, name, state, lambda: other), at
 
 
 def _changed(
