@@ -110,6 +110,8 @@ def _whiten_at(problem: MinibatchLogProb, state: State, center: State, passes: i
         scaled, scale = to_unit_diagonal(precision)
         flattest = np.linalg.eigh(scaled)[1][:, 0] / scale
         prior_scale.check_proper(problem, center, flattest, state)
+        if found.is_resolved:
+            return _of_mode(problem, center, found, passes)
         try:
             precision = prior_scale.curved_over_widths(problem, center, found)
         except prior_scale.NotNearGaussian as error:
@@ -120,12 +122,17 @@ def _whiten_at(problem: MinibatchLogProb, state: State, center: State, passes: i
                 raise  # a symmetry, clearly a saddle, or not near a mode
             raise _rounded(dtype, eigenvalue) from error
         return _by_precision(problem, center, found, precision, "widths", passes)
+    return _of_mode(problem, center, found, passes)
+
+
+def _of_mode(problem: MinibatchLogProb, center: State, found: Hessians, passes: int) -> Coordinates:
+    """Returns coordinates that are whitened by a negative definite Hessian."""
     try:
-        quadratic = quadratic_of(found, dtype)
+        quadratic = quadratic_of(found, _dtype(center))
     except ExpansionError as error:
         reason = "the likelihood has no curvature at the mode, as where it is piecewise linear"
         raise prior_scale.NotNearGaussian(reason, has_shape=False) from error
-    return _by_quadratic(problem, center, quadratic, precision, "hessian", passes)
+    return _by_quadratic(problem, center, quadratic, -found.posterior, "hessian", passes)
 
 
 def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:

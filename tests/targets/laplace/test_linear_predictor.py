@@ -1,8 +1,11 @@
 """Hessians from one product a row, against closed forms and against products with every axis."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tests.targets.logistic_regression import log_likelihood as logistic
@@ -10,6 +13,7 @@ from tests.targets.logistic_regression import log_prior
 from tfp_sgmcmc.targets.laplace import quadratic
 from tfp_sgmcmc.targets.laplace.quadratic import agrees, rank_one_hessian
 
+tfd = tfp.distributions
 N, D = 203, 5
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal([N, D]) * [1, 1e-3, 1e3, 1, 1] + [0, 0, 0, 2, 0]
@@ -84,3 +88,50 @@ def test_parts_of_a_state(monkeypatch) -> None:
     for a, b in zip(found.matrices(THETA), expected.matrices(THETA), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9 * np.abs(b).max())
     assert found._has_predictor and expected._has_predictor
+
+
+GAP = 3e-4
+
+
+@pytest.mark.parametrize("linear", [True, False])
+def test_nearly_collinear_columns_are_resolved_in_single_precision(linear: bool) -> None:
+    """Two columns differ by 3e-4 of their deviation.
+
+    The least eigenvalue of the scaled precision is 4.9e-8, less than the rounding of a number, and
+    products with unit vectors give 9.5e-8. Those with the flat direction have no such rounding.
+    """
+    rng = np.random.default_rng(1)
+    first = rng.normal(size=1000)
+    x = np.stack([np.ones(1000), first, first + GAP * rng.normal(size=1000)], -1)
+    x, y = x.astype(np.float32), rng.normal(size=1000).astype(np.float32)
+    likelihood: Any = sgmcmc.LinearModel(lambda eta, y: tfd.Normal(eta, 1.0).log_prob(y))
+    if not linear:
+        likelihood = lambda w, b: tfd.Normal(tf.linalg.matvec(b[0], w), 1.0).log_prob(b[1])  # noqa: E731
+    flat = sgmcmc.MinibatchLogProb(
+        lambda w: tf.reduce_sum(-0.5e-6 * w**2, -1), likelihood, (x, y), 10
+    )
+    double = x.astype(np.float64)
+    precision = double.T @ double + 1e-6 * np.eye(3)
+    mode = np.linalg.solve(precision, double.T @ y)
+    found = quadratic.hessian_products(flat, tf.zeros([3])).matrices(mode)
+    factor = np.linalg.cholesky(np.linalg.inv(precision))
+    assert found.is_resolved
+    np.testing.assert_allclose(-factor.T @ found.posterior @ factor, np.eye(3), atol=2e-3)
+    whitened, bijector = sgmcmc.whiten(flat, tf.constant(mode, tf.float32))
+    matrix = (bijector.forward(tf.eye(3)) - bijector.forward(tf.zeros([3]))).numpy().T
+    np.testing.assert_allclose(matrix.T @ precision @ matrix, np.eye(3), atol=5e-3)
+    curvature = whitened.curvature.likelihood.numpy()
+    expected = matrix.T @ double.T @ double @ matrix
+    np.testing.assert_allclose(-curvature, expected, atol=5e-3)
+
+
+def test_a_direction_without_curvature_is_not_resolved() -> None:
+    """The second column is twice the first one, and the prior is flat."""
+    x = np.repeat(np.random.default_rng(1).normal(size=[1000, 1]), 2, axis=1) * [1, 2]
+    flat = sgmcmc.MinibatchLogProb(
+        lambda w: tf.zeros(w.shape[:-1]),
+        sgmcmc.LinearModel(lambda eta, y: tfd.Normal(eta, 1.0).log_prob(y)),
+        (x.astype(np.float32), np.ones(1000, np.float32)),
+        10,
+    )
+    assert not quadratic.hessian_products(flat, tf.zeros([2])).matrices(np.zeros(2)).is_resolved

@@ -140,9 +140,11 @@ def test_a_column_far_from_zero_keeps_its_curvature_in_single_precision(linear: 
     factor = np.linalg.cholesky(np.linalg.inv(exact))
     (kept, _), weights = pool.rows_and_weights()
     kept, weights = kept.numpy().astype(np.float64), weights.numpy().astype(np.float64)
+    whitening = pool.correction.whitening.numpy().astype(np.float64)
+    corrected = whitening.T @ pool.correction.hessian.numpy() @ whitening
     for precision in (
-        pool.correction.precision.numpy(),
-        (kept.T * weights) @ kept + np.eye(2) - pool.correction.hessian.numpy(),
+        whitening.T @ whitening,
+        (kept.T * weights) @ kept + np.eye(2) - corrected,
     ):
         np.testing.assert_allclose(factor.T @ precision @ factor, np.eye(2), atol=3e-3)
     mode = exact @ pool.correction.center.numpy() - double.T @ y

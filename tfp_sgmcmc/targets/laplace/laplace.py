@@ -121,9 +121,8 @@ def whiten_by(
     bijector = laplace_bijector(target.bijector, center, quadratic)
     curvature = None
     if isinstance(quadratic, Quadratic):
-        factor = quadratic.factor
-        likelihood = factor.T @ quadratic.likelihood.numpy() @ factor
-        minus_identity = -tf.eye(len(factor), dtype=quadratic.dtype)
+        likelihood = quadratic.whitened_likelihood()
+        minus_identity = -tf.eye(len(likelihood), dtype=quadratic.dtype)
         curvature = Quadratic(tf.constant(likelihood, quadratic.dtype), minus_identity)
     elif keeps_curvature:
         ones, zeros = tf.ones_like(quadratic.diagonal), tf.zeros_like(quadratic.values)

@@ -242,8 +242,8 @@ def find_center(
         """Returns the end of Newton steps, or None if there are no finite second derivatives."""
 
         def derivatives(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            _, posterior, gradient = products.matrices(theta)
-            return posterior, gradient
+            found = products.matrices(theta)
+            return found.posterior, found.gradient
 
         try:
             return newton_ascent(

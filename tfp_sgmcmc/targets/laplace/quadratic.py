@@ -31,6 +31,8 @@ from tfp_sgmcmc.targets.scores import mapped_scores, total_of_chunks
 
 LEAST_WORK = 1e8  # N D^2, for which products with D vectors take longer than another trace
 _CHUNK = 2**22  # numbers that are held at once
+_NEAR_ROUNDING = 1e3  # times the rounding of a number, of the least eigenvalue
+_CLEARLY = 10.0
 _NUM_PROBES, _MOST_ERROR = 4, 1e-3  # of Hessians scaled to a unit diagonal
 
 GUARD = 1.5
@@ -123,15 +125,24 @@ class Quadratic:
     Attributes:
       likelihood: \( H_l \), the Hessian of the sum of all log likelihoods, `[D, D]`.
       hessian: H, the Hessian of the log posterior, `[D, D]`.
+      in_double: both in `float64`, where single precision would lose a flat direction of them.
     """
 
     likelihood: tf.Tensor
     hessian: tf.Tensor
+    in_double: Hessians | None = None
 
     @functools.cached_property
     def factor(self) -> np.ndarray:
         r"""The Cholesky factor of \( (-H)^{-1} \), `[D, D]`, in `float64`."""
-        return root_of_inverse(-self.hessian.numpy().astype(np.float64))
+        hessian = self.hessian.numpy() if self.in_double is None else self.in_double.posterior
+        return root_of_inverse(-hessian.astype(np.float64))
+
+    def whitened_likelihood(self) -> np.ndarray:
+        r"""Returns \( L^T H_l L \) with the Cholesky factor L, `[D, D]`, in `float64`."""
+        given = self.in_double
+        likelihood = self.likelihood.numpy() if given is None else given.likelihood
+        return self.factor.T @ likelihood @ self.factor
 
     def square(self, offset: tf.Tensor) -> tf.Tensor:
         r"""Returns \( d^T (-H) d \) for offsets d, `[chains..., 1]`."""
@@ -254,17 +265,30 @@ class HessianFunction:
         return self._in_blocks(theta, vectors, with_likelihood=True)
 
     def matrices(self, theta: np.ndarray) -> Hessians:
-        """Returns both Hessians, made symmetric, and the gradient."""
-        eye = np.eye(self._dim)
+        """Returns both Hessians, made symmetric, and the gradient.
+
+        Where rounding hides a flat direction, they are evaluated again in coordinates that are
+        whitened by what was found. There a product with the direction has no terms that cancel,
+        if log likelihoods depend on linear predictors.
+        """
         likelihood = self._of_predictor(theta)
-        found = self._in_blocks(theta, eye, with_likelihood=likelihood is None)
+        found = self._in_blocks(theta, np.eye(self._dim), with_likelihood=likelihood is None)
         if likelihood is not None:
             slope, hessian = likelihood
             found = HessianProducts(hessian, found.prior, found.gradient + slope)
-        likelihood, posterior = (
-            h + h.T for h in (found.likelihood / 2, (found.likelihood + found.prior) / 2)
-        )
-        return Hessians(likelihood, posterior, found.gradient)
+        first = _symmetric(found)
+        root = _root_beside_rounding(-first.posterior, np.finfo(self._dtype.as_numpy_dtype).eps)
+        if root is None:
+            return first
+        found = self._in_blocks(theta, root.T, with_likelihood=True)
+        whitened = [products @ root for products in found[:2]]
+        precision = -sum(whitened)
+        asymmetry = np.linalg.norm(precision - precision.T, 2)
+        least = np.linalg.eigvalsh((precision + precision.T) / 2)[0]
+        back = np.linalg.inv(root)
+        likelihood, prior = (back.T @ h @ back for h in whitened)
+        second = _symmetric(HessianProducts(likelihood, prior, found.gradient))
+        return second._replace(is_resolved=bool(least > _CLEARLY * asymmetry))
 
     def _of_predictor(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Returns gradient and Hessian of a likelihood with a linear predictor, or None."""
@@ -322,11 +346,37 @@ class HessianFunction:
 
 
 class Hessians(NamedTuple):
-    """Hessians of likelihood and log posterior, `[D, D]`, and the log posterior's gradient."""
+    """Hessians of likelihood and log posterior, `[D, D]`, and the log posterior's gradient.
+
+    `is_resolved` tells whether rounding hides no direction in which the log posterior falls.
+    """
 
     likelihood: np.ndarray
     posterior: np.ndarray
     gradient: np.ndarray
+    is_resolved: bool = False
+
+
+def _symmetric(found: HessianProducts) -> Hessians:
+    likelihood, posterior = (
+        h + h.T for h in (found.likelihood / 2, (found.likelihood + found.prior) / 2)
+    )
+    return Hessians(likelihood, posterior, found.gradient)
+
+
+def _root_beside_rounding(precision: np.ndarray, eps: float) -> np.ndarray | None:
+    """Returns R with R R^T about the inverse of a precision, or None if rounding hides nothing.
+
+    Eigenvalues of the scaled matrix that rounding hides count as that rounding. A clearly negative
+    one is that of a saddle.
+    """
+    scaled, scale = to_unit_diagonal(precision)
+    if not np.isfinite(scaled).all():
+        return None
+    values, vectors = np.linalg.eigh(scaled)
+    if abs(values[0]) > _NEAR_ROUNDING * eps:
+        return None
+    return vectors / np.sqrt(np.maximum(values, eps)) / scale[:, np.newaxis]
 
 
 def hessian_products(target: MinibatchLogProb, like: State) -> HessianFunction:
@@ -381,4 +431,5 @@ def quadratic_of(found: Hessians, dtype: tf.DType) -> Quadratic:
     check_finite(found.posterior)
     check_curved(found.likelihood)
     check_definite(least_eigenvalue(-found.posterior))
-    return Quadratic(*(tf.constant(h, dtype) for h in found[:2]))
+    in_double = found if found.is_resolved else None
+    return Quadratic(*(tf.constant(h, dtype) for h in found[:2]), in_double)

@@ -21,9 +21,11 @@ from tfp_sgmcmc.storage import npz
 from tfp_sgmcmc.targets.base import ExpansionError
 from tfp_sgmcmc.targets.data import form_of
 from tfp_sgmcmc.targets.laplace.laplace import to_state
+from tfp_sgmcmc.targets.laplace.quadratic import inverse_of_factor
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.model_target import LinearModel
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
+from tfp_sgmcmc.targets.streaming.block_sums import Sums
 from tfp_sgmcmc.targets.streaming.row_remainders import Moments, RowRemainders
 
 # Errors by the pool, in standard deviations of a mean and as a share of a standard deviation.
@@ -36,7 +38,7 @@ _WANTED = 0.2  # of the largest errors
 
 tfb = tfp.bijectors
 FILE = "pool.npz"
-_VERSION = 1  # of the format
+_VERSION = 2  # of the format
 
 
 class Pass(NamedTuple):
@@ -196,44 +198,59 @@ def pool_errors(moments: Moments, probabilities: np.ndarray, total: int) -> tupl
 
 
 class Correction(NamedTuple):
-    """Difference of the exact sum and the pool's, to second order at a center.
+    r"""Difference of the exact sum and the pool's, to second order at a center.
+
+    It is a function of whitened offsets from the center, \( z = L^{-1} (\theta - c) \) with
+    \( (L L^T)^{-1} = P \), minus the Hessian of the log posterior there. In single precision
+    \( d^T P d \) is lost where columns are nearly collinear, and \( |z|^2 \) is not.
 
     Attributes:
-      center: a state, flat, `[D]`.
-      value: difference of the log likelihoods there.
-      gradient: difference of their gradients, `[D]`.
-      hessian: difference of their Hessians, `[D, D]`.
-      precision: minus the Hessian of the log posterior there, `[D, D]`.
+      center: c, a state, flat, `[D]`.
+      whitening: \( L^{-1} \), `[D, D]`.
+      value: a, the difference of the log likelihoods there.
+      gradient: \( L^T b \) of the difference b of their gradients, `[D]`.
+      hessian: \( L^T A L \) of the difference A of their Hessians, `[D, D]`.
       radius: R, in standard deviations.
     """
 
     center: tf.Tensor
+    whitening: tf.Tensor
     value: tf.Tensor
     gradient: tf.Tensor
     hessian: tf.Tensor
-    precision: tf.Tensor
     radius: tf.Tensor
 
     def __call__(self, flat: tf.Tensor) -> tf.Tensor:
         r"""Returns \( a + (b^T d + \tfrac12 d^T A d) / (1 + u^2) \) for states `[chains..., D]`.
 
-        \( u = \max(0, d^T P d / R^2 - 1) \) is 0 where posterior draws are. Far away, the
-        correction fades, because the pool's log likelihood may fall less than a quadratic there.
+        \( d = L z \), and \( u = \max(0, |z|^2 / R^2 - 1) \) is 0 where posterior draws are. Far
+        away, the correction fades, because the pool's log likelihood may fall less than a quadratic
+        there.
         """
-        offset = flat - self.center
-        square = tf.reduce_sum(offset * tf.linalg.matvec(self.precision, offset), axis=-1)
-        beyond = tf.maximum(square / self.radius**2 - 1, 0)
-        slope = self.gradient + tf.linalg.matvec(self.hessian, offset) / 2
-        return self.value + tf.reduce_sum(slope * offset, axis=-1) / (1 + beyond**2)
+        z = tf.linalg.matvec(self.whitening, flat - self.center)
+        beyond = tf.maximum(tf.reduce_sum(z**2, axis=-1) / self.radius**2 - 1, 0)
+        slope = self.gradient + tf.linalg.matvec(self.hessian, z) / 2
+        return self.value + tf.reduce_sum(slope * z, axis=-1) / (1 + beyond**2)
 
+    @classmethod
+    def of(cls, center: np.ndarray, lacking: Sums, factor: np.ndarray, dtype: tf.DType) -> Self:
+        r"""Returns the correction by sums that are lacking, with L.
 
-def fading_radius(gradient: np.ndarray, factor: np.ndarray) -> float:
-    r"""Returns the distance at which a correction begins to fade, in standard deviations.
-
-    It is \( \max(\sqrt D + 8, 5 |L^T b|) \). The mode of the pool without correction is about
-    \( |L^T b| \) away, so that the pool has no second mode there.
-    """
-    return float(max(len(gradient) ** 0.5 + 8, 5 * np.linalg.norm(factor.T @ gradient)))
+        It begins to fade at \( \max(\sqrt D + 8, 5 |L^T b|) \) standard deviations. The mode of the
+        pool without correction is about \( |L^T b| \) away, so that the pool has no second mode
+        there.
+        """
+        gradient, hessian = factor.T @ lacking.gradient, factor.T @ lacking.hessian @ factor
+        radius = max(len(gradient) ** 0.5 + 8, 5 * np.linalg.norm(gradient))
+        fields = (
+            center,
+            inverse_of_factor(factor),
+            lacking.log_likelihood,
+            gradient,
+            hessian,
+            radius,
+        )
+        return cls(*(tf.constant(x, dtype) for x in fields))
 
 
 class PooledLogProb(MinibatchLogProb):

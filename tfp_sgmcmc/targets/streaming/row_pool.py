@@ -47,7 +47,6 @@ from tfp_sgmcmc.targets.streaming.pooled import (
     Correction,
     PooledLogProb,
     PoolReport,
-    fading_radius,
     keeping_probabilities,
     moments_of,
     pool_errors,
@@ -246,10 +245,7 @@ def draw_pool(
     kept, weights = pool.rows_and_weights()
     in_pool = sums_in_memory(kept, weights.numpy(), theta, derivatives, factor)
     lacking = drawn.sums.plus(in_pool.times(-1.0))
-    radius = fading_radius(lacking.gradient, factor)
-    numbers = lacking.log_likelihood, lacking.gradient, lacking.hessian, precision, radius
-    dtype = tf.nest.flatten(state)[0].dtype
-    correction = Correction(*(tf.constant(x, dtype) for x in (theta, *numbers)))
+    correction = Correction.of(theta, lacking, factor, tf.nest.flatten(state)[0].dtype)
     distance = float(np.linalg.norm(offset))
     report = PoolReport(total, pool.num_examples, tuple(passes), *errors, distance)
     return pool.corrected(correction), report
