@@ -221,21 +221,34 @@ def test_wrong_draws_are_flagged(options: dict[str, float], told: str) -> None:
     assert any(told in line for line in Draws(**options).flags())
 
 
-def test_curvature_that_rounding_hides_has_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Powers of an hour up to the eighth."""
+def powers_of_an_hour(degree: int) -> tuple[np.ndarray, sgmcmc.MinibatchLogProb]:
     hour = np.random.default_rng(0).uniform(0, 24, 50)
-    powers = np.stack([hour**k for k in range(9)], axis=1)
+    powers = np.stack([hour**k for k in range(degree + 1)], axis=1).astype(np.float32)
 
     def log_likelihood(w: tf.Tensor, batch: Any) -> tf.Tensor:
         return -((batch[1] - tf.linalg.matvec(batch[0], w)) ** 2) / 2
 
-    target = sgmcmc.MinibatchLogProb(
+    return powers, sgmcmc.MinibatchLogProb(
         lambda w: tf.zeros_like(w[..., 0]), log_likelihood, (powers, 0 * hour), dtype="float32"
     )
-    center = tf.zeros([9])
-    monkeypatch.setattr(coordinates, "_find_center", lambda *_: (center, 1))
+
+
+def test_curvature_below_rounding_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the eighth power the least eigenvalue of the scaled Hessian is 4e-11."""
+    powers, target = powers_of_an_hour(8)
+    monkeypatch.setattr(coordinates, "_find_center", lambda *_: (tf.zeros([9]), 1))
+    factor = whiten_at_mode(target, tf.zeros([9])).factor
+    assert factor is not None
+    roots = powers.astype(np.float64) @ factor
+    np.testing.assert_allclose(roots.T @ roots, np.eye(9), atol=0.01)
+
+
+def test_curvature_that_rounding_hides_has_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to the twelfth power it is 6e-16, which products with flat directions do not tell."""
+    _, target = powers_of_an_hour(12)
+    monkeypatch.setattr(coordinates, "_find_center", lambda *_: (tf.zeros([13]), 1))
     with pytest.raises(NotNearGaussian, match="rounding in float32 hides") as error:
-        whiten_at_mode(target, center)
+        whiten_at_mode(target, tf.zeros([13]))
     assert "dtype='float64'" in (error.value.remedy or "")
 
 

@@ -106,12 +106,10 @@ def _whiten_at(problem: MinibatchLogProb, state: State, center: State, passes: i
         raise prior_scale.NotNearGaussian(reason, has_shape=False)
     precision, passes, dtype = -found.posterior, passes + more, _dtype(center)
     eigenvalue = least_eigenvalue(precision)
-    if not eigenvalue > _LEAST[dtype]:
+    if not eigenvalue > _LEAST[dtype] and not found.is_resolved:
         scaled, scale = to_unit_diagonal(precision)
         flattest = np.linalg.eigh(scaled)[1][:, 0] / scale
         prior_scale.check_proper(problem, center, flattest, state)
-        if found.is_resolved:
-            return _of_mode(problem, center, found, passes)
         try:
             precision = prior_scale.curved_over_widths(problem, center, found)
         except prior_scale.NotNearGaussian as error:
@@ -122,17 +120,12 @@ def _whiten_at(problem: MinibatchLogProb, state: State, center: State, passes: i
                 raise  # a symmetry, clearly a saddle, or not near a mode
             raise _rounded(dtype, eigenvalue) from error
         return _by_precision(problem, center, found, precision, "widths", passes)
-    return _of_mode(problem, center, found, passes)
-
-
-def _of_mode(problem: MinibatchLogProb, center: State, found: Hessians, passes: int) -> Coordinates:
-    """Returns coordinates that are whitened by a negative definite Hessian."""
     try:
-        quadratic = quadratic_of(found, _dtype(center))
+        quadratic = quadratic_of(found, dtype)
     except ExpansionError as error:
         reason = "the likelihood has no curvature at the mode, as where it is piecewise linear"
         raise prior_scale.NotNearGaussian(reason, has_shape=False) from error
-    return _by_quadratic(problem, center, quadratic, -found.posterior, "hessian", passes)
+    return _by_quadratic(problem, center, quadratic, precision, "hessian", passes)
 
 
 def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:

@@ -276,19 +276,22 @@ class HessianFunction:
         if likelihood is not None:
             slope, hessian = likelihood
             found = HessianProducts(hessian, found.prior, found.gradient + slope)
-        first = _symmetric(found)
-        root = _root_beside_rounding(-first.posterior, np.finfo(self._dtype.as_numpy_dtype).eps)
-        if root is None:
+        first = seen = _symmetric(found)
+        eps = np.finfo(self._dtype.as_numpy_dtype).eps
+        if not _is_near_rounding(-first.posterior, eps):
             return first
-        found = self._in_blocks(theta, root.T, with_likelihood=True)
-        whitened = [products @ root for products in found[:2]]
-        precision = -sum(whitened)
-        asymmetry = np.linalg.norm(precision - precision.T, 2)
-        least = np.linalg.eigvalsh((precision + precision.T) / 2)[0]
-        back = np.linalg.inv(root)
-        likelihood, prior = (back.T @ h @ back for h in whitened)
-        second = _symmetric(HessianProducts(likelihood, prior, found.gradient))
-        return second._replace(is_resolved=bool(least > _CLEARLY * asymmetry))
+        for power in (1.0, 1.5, 2.0):  # what was hidden is seen better each time
+            root = _root_above(-seen.posterior, eps**power)
+            found = self._in_blocks(theta, root.T, with_likelihood=True)
+            whitened = [products @ root for products in found[:2]]
+            back = np.linalg.inv(root)
+            likelihood, prior = (back.T @ h @ back for h in whitened)
+            seen = _symmetric(HessianProducts(likelihood, prior, found.gradient))
+            precision = -whitened[0] - whitened[1]
+            asymmetry = np.linalg.norm(precision - precision.T, 2)
+            if np.linalg.eigvalsh((precision + precision.T) / 2)[0] > _CLEARLY * asymmetry:
+                return seen._replace(is_resolved=True)
+        return first
 
     def _of_predictor(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """Returns gradient and Hessian of a likelihood with a linear predictor, or None."""
@@ -348,7 +351,8 @@ class HessianFunction:
 class Hessians(NamedTuple):
     """Hessians of likelihood and log posterior, `[D, D]`, and the log posterior's gradient.
 
-    `is_resolved` tells whether rounding hides no direction in which the log posterior falls.
+    `is_resolved` tells that they were evaluated again because rounding hid a flat direction, and
+    that it is seen now.
     """
 
     likelihood: np.ndarray
@@ -364,19 +368,22 @@ def _symmetric(found: HessianProducts) -> Hessians:
     return Hessians(likelihood, posterior, found.gradient)
 
 
-def _root_beside_rounding(precision: np.ndarray, eps: float) -> np.ndarray | None:
-    """Returns R with R R^T about the inverse of a precision, or None if rounding hides nothing.
+def _is_near_rounding(precision: np.ndarray, eps: float) -> bool:
+    """Returns whether rounding hides the least eigenvalue. A clearly negative one is a saddle's."""
+    scaled, _ = to_unit_diagonal(precision)
+    return bool(
+        np.isfinite(scaled).all() and abs(np.linalg.eigvalsh(scaled)[0]) < _NEAR_ROUNDING * eps
+    )
 
-    Eigenvalues of the scaled matrix that rounding hides count as that rounding. A clearly negative
-    one is that of a saddle.
+
+def _root_above(precision: np.ndarray, least: float) -> np.ndarray:
+    """Returns R with R R^T the inverse of a precision, whose eigenvalues are at least `least`.
+
+    They are those of the matrix scaled to a unit diagonal.
     """
     scaled, scale = to_unit_diagonal(precision)
-    if not np.isfinite(scaled).all():
-        return None
     values, vectors = np.linalg.eigh(scaled)
-    if abs(values[0]) > _NEAR_ROUNDING * eps:
-        return None
-    return vectors / np.sqrt(np.maximum(values, eps)) / scale[:, np.newaxis]
+    return vectors / np.sqrt(np.maximum(values, least)) / scale[:, np.newaxis]
 
 
 def hessian_products(target: MinibatchLogProb, like: State) -> HessianFunction:
