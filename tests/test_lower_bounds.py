@@ -1,4 +1,4 @@
-"""What is tested as the oldest versions are those that pyproject.toml admits."""
+"""The versions tested as the oldest are those that pyproject.toml admits."""
 
 import tomllib
 from pathlib import Path

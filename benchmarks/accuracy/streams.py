@@ -47,7 +47,7 @@ _MOST_MEAN, _MOST_SD = 0.03, 2.0
 
 
 class Row(NamedTuple):
-    """What was measured; see the module."""
+    """A row of the table in the module's docstring."""
 
     case: str
     sampler: str

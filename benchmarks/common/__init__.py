@@ -1,1 +1,1 @@
-"""What scripts of several rooms share; the other rooms import this one and themselves alone."""
+"""Code shared by several rooms, each of which imports this one and itself alone."""

@@ -1,4 +1,4 @@
-"""What `SamplerCallback` adds to `model.fit`: SGLD against plain Adam and SGD, step by step.
+"""The overhead of `SamplerCallback` in `model.fit`: SGLD against plain Adam and SGD, step by step.
 
 A 784-100-10 network on MNIST, batches of 128 (468 steps an epoch), equal settings on all sides.
 Each side is compiled in a first epoch that is not counted; then epochs are timed in turn. "SGD,

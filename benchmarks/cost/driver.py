@@ -1,4 +1,4 @@
-"""What `sgmcmc.sample` costs beside `tfp.mcmc.sample_chain`, and the memory it takes.
+"""Time and memory of `sgmcmc.sample` beside `tfp.mcmc.sample_chain`.
 
 SGLD on logistic regression, MNIST 7 v 9 in 128 principal components and a constant (D = 129,
 float32), all states kept. All sides are compiled in a first call that is not counted and are then

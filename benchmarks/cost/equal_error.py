@@ -1,4 +1,4 @@
-"""What an equal error costs: every sampler, with and without control variates.
+"""The cost of an equal error: every sampler, with and without control variates.
 
 Logistic regression on MNIST 7 v 9 (D = 51 by a random projection, D = 129 by principal components),
 on a9a with an intercept (D = 124), and on synthetic data with N = 10^4, 10^5, 10^6 and D = 20. For

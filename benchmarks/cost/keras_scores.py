@@ -1,4 +1,4 @@
-"""What the scores of single examples cost in a step of `fit`: a gradient with and without them.
+"""The cost of single examples' scores in a step of `fit`: a gradient with and without them.
 
 Each row times one compiled evaluation of a model's log posterior and gradient on a batch, and the
 same with the diagonal of the covariance of the gradient noise. The models are a 784-100-10 network,

@@ -1,4 +1,4 @@
-"""What the noise costs in a step: normals, three-point numbers, and no noise at all.
+"""The cost of a step's noise: normals, three-point numbers, and no noise at all.
 
 SGLD and BAOAB on a 784-100-10 network (79,510 parameters, n = 128) and on logistic regression
 (D = 129, n = 100), with random data, one chain, compiled by XLA. The sides run in turn, and the

@@ -60,7 +60,7 @@ class Case(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What was measured of a case, in microseconds a step; NaN for what was not measured."""
+    """Microseconds a step of a case; NaN for what was not measured."""
 
     case: Case
     compile_seconds: float

@@ -1,4 +1,4 @@
-"""What `sample(target, initial_state, num_results)` gives, with no argument but the target.
+"""Draws of `sample(target, initial_state, num_results)`, with no argument but the target.
 
 For each posterior the table gives D and N, and for the automatic run
 

@@ -18,7 +18,7 @@ from tfp_sgmcmc.internal.nest import flatten_events
 
 
 class Automatic(NamedTuple):
-    """What `sample(target, initial_state, num_results)` did.
+    """The outcome of `sample(target, initial_state, num_results)`.
 
     Attributes:
       sampler: what it chose, with all arguments.

@@ -1,4 +1,4 @@
-"""What an expert gets who tunes by hand, and who knows the exact moments."""
+"""Draws of an expert who tunes by hand and knows the exact moments."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ QUICK = ["dense", "regression"]
 
 
 class Row(NamedTuple):
-    """What came of a network.
+    """The outcome for a network.
 
     Attributes:
       weights: D.

@@ -1,4 +1,4 @@
-"""What a problem is, and the pieces that several models share."""
+"""Problems, and the pieces that several models share."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ MOST_R_HAT = 1.01
 
 
 class Run(NamedTuple):
-    """What a run did.
+    """The outcome of a run.
 
     Attributes:
       sampler: the sampler, or what it raised instead.

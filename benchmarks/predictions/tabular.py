@@ -144,7 +144,7 @@ def _connections(rows: int = ROWS) -> Table:
 
 
 def _docstrings(rows: int = ROWS) -> Table:
-    """Which of 300 words a docstring has, and the package that it is from."""
+    """Presence of 300 words in docstrings, and the packages that they are from."""
     del rows
     words, y, _ = docstrings()
     counts = np.bincount(words[words > 0])

@@ -38,7 +38,7 @@ METHODS = ("SGLD", "replica exchange", "cyclical SGLD")  # beside HMC
 
 
 class Found(NamedTuple):
-    """What the chains of one method see, `[draws, chains]`."""
+    """Traces of the chains of one method, `[draws, chains]`."""
 
     log_joint: np.ndarray
     log_test: np.ndarray  # mean log probability of the labels of the test rows

@@ -53,7 +53,7 @@ class Result(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What the runs of both kinds of minibatches share."""
+    """Settings that the runs of both kinds of minibatches share."""
 
     growth: float
     constant_size: int

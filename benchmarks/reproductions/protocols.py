@@ -14,7 +14,7 @@ class Difference(NamedTuple):
 
 
 class Protocol(NamedTuple):
-    """Where the paper describes an experiment, and where the one here departs from it.
+    """The places where a paper describes an experiment, and the departures of the one here.
 
     Attributes:
       place: section, figure or table.

@@ -55,7 +55,7 @@ DISTANCE = 0.1  # mixing distance: twice the relaxation time within a mode
 
 
 class Look(NamedTuple):
-    """What is measured at states along the chains, with one entry for each iteration."""
+    """Measurements at states along the chains, with one entry for each iteration."""
 
     steps: NDArray[np.int64]
     step_sizes: NDArray[np.float64]

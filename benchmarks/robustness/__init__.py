@@ -1,1 +1,1 @@
-"""What a user can do wrong, and what the library says of it."""
+"""Mistakes that users can make, and the library's answers."""

@@ -62,7 +62,7 @@ class Setting(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What came of a network in a setting: "works", "refused", or what is wrong.
+    """The outcome for a network in a setting: "works", "refused", or what is wrong.
 
     `seconds` are those of the processor, and `words` the warnings of the library.
     """

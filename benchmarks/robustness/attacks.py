@@ -28,7 +28,7 @@ class Attack(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What happened in an attack; `said` is empty if the library held."""
+    """The outcome of an attack; `said` is empty if the library held."""
 
     kind: str
     name: str

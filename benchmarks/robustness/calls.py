@@ -1,4 +1,4 @@
-"""What the library says of thousands of calls with one wrong argument each.
+"""The library's answers to thousands of calls with one wrong argument each.
 
 Each call of the catalogue is valid but for one argument, and goes as far as the argument is used:
 it constructs, takes a step or two, fits or predicts. What happens is one of
@@ -72,7 +72,7 @@ class Call(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What happened in a call."""
+    """The outcome of a call."""
 
     room: str
     name: str

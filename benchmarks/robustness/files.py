@@ -1,4 +1,4 @@
-"""What the library says of damaged files: a run's directory, a posterior, the data sets.
+"""The library's answers to damaged files: a run's directory, a posterior, the data sets.
 
 Files are damaged at random: bytes flipped, written over, put in, cut off, or replaced by another
 file of the same kind; some are replaced by a pipe or a link to a device. What happens is one of
@@ -52,7 +52,7 @@ _MOST_BYTES = 2**29 + 2**27  # that a bomb may make the library allocate
 
 
 class Row(NamedTuple):
-    """What happened with one damaged file.
+    """The outcome for one damaged file.
 
     Attributes:
       subject: what was read.

@@ -35,7 +35,7 @@ N = 60
 
 
 class Row(NamedTuple):
-    """What happened to the runs of one kind.
+    """The outcome for the runs of one kind.
 
     Attributes:
       kind: `sample` or `fit`.

@@ -32,7 +32,7 @@ COPIED = ("tfp_sgmcmc", "tests", "benchmarks", "datasets", "docs", "conftest.py"
 
 
 class Outcome(NamedTuple):
-    """What became of a mutant: "killed", "survived", "equivalent" or "not run"."""
+    """The fate of a mutant: "killed", "survived", "equivalent" or "not run"."""
 
     mutant: Mutant
     verdict: str

@@ -1,4 +1,4 @@
-"""What `report` says about good and bad runs: misses and false alarms are counted.
+"""The verdicts of `report` on good and bad runs: misses and false alarms are counted.
 
     python -m benchmarks.robustness.panel --quick
 

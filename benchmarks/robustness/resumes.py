@@ -26,7 +26,7 @@ from benchmarks.common import command_line
 
 
 class Row(NamedTuple):
-    """What came of going on with a run of a function after a change."""
+    """The outcome of resuming a run of a function after a change."""
 
     function: str
     change: str

@@ -58,7 +58,7 @@ _SETTINGS = {
 
 
 class Row(NamedTuple):
-    """What happened to a run.
+    """The outcome of a run.
 
     Attributes:
       kind: what was killed.

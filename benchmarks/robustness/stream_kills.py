@@ -37,7 +37,7 @@ PHASES = ("passes", "pilots", "steps")
 
 
 class Row(NamedTuple):
-    """What happened to the runs of a function; kills by phase in the order of `PHASES`."""
+    """The outcome for the runs of a function; kills by phase in the order of `PHASES`."""
 
     function: str
     kills: tuple[int, ...]

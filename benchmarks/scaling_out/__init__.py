@@ -1,1 +1,1 @@
-"""What more cores, processes and machines bring to a run."""
+"""Gains from more cores, processes and machines."""

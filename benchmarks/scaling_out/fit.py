@@ -1,4 +1,4 @@
-"""What a step of `fit` takes on two processes of this machine, beside one process.
+"""Time of a step of `fit` on two processes of this machine, beside one process.
 
 SGLD on a dense network with synthetic data, by `WorkerBatches` under `MultiWorkerMirroredStrategy`,
 each process with half of the cores of this one (at least one). The model is

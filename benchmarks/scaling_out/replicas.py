@@ -1,4 +1,4 @@
-"""What a step takes when two replicas share its minibatch, as threads and as processes.
+"""Time of a step whose minibatch two replicas share, as threads and as processes.
 
 SGLD on logistic regression with synthetic data (`ShardedLogProb`, two shards). A replica has one
 core. One replica takes t(1), with the whole step compiled by XLA. For R replicas the model is

@@ -48,7 +48,7 @@ class Value(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """What was measured of a commit: figures by name, without those that were skipped."""
+    """Figures of a commit by name, without those that were skipped."""
 
     name: str
     date: int

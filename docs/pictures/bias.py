@@ -41,7 +41,7 @@ def modified_sgld_variance(h: np.ndarray) -> np.ndarray:
 
 
 def sghmc_variance(h: np.ndarray) -> np.ndarray:
-    """That of exact gradients: the noise that is drawn makes room for the gradient's."""
+    """The variance of exact gradients: noise that is drawn makes room for the gradient's."""
     return np.array([sghmc_covariance(step)[0, 0] for step in h])
 
 

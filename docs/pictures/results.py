@@ -1,4 +1,4 @@
-"""What results draw of themselves: draws, marginals, gradients, predictions, calibration."""
+"""Plots of results by themselves: draws, marginals, gradients, predictions, calibration."""
 
 from pathlib import Path
 from typing import Any

@@ -79,7 +79,7 @@ from scipy.linalg import solve_discrete_lyapunov  # noqa: E402
 
 
 def exact_variance(epsilon, gradient_noise=0.0):
-    """Of theta, at curvature 1: theta' = rho theta + e/2 noise + sqrt(e)/2 (z' + z)."""
+    """Theta's variance at curvature 1: theta' = rho theta + e/2 noise + sqrt(e)/2 (z' + z)."""
     rho, root = 1 - epsilon / 2, epsilon**0.5 / 2
     step = np.array([[rho, root], [0.0, 0.0]])
     drawn = np.array([[root, epsilon / 2 * gradient_noise**0.5], [1.0, 0.0]])

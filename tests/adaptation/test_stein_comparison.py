@@ -78,7 +78,7 @@ def test_chains_that_overshoot_do_not_win() -> None:
 
 @pytest.mark.thorough
 def test_a_chain_that_was_thrown_far_away_does_not_win() -> None:
-    """Where gradients are bounded, its discrepancy is near zero, because its states are far apart.
+    """With bounded gradients its discrepancy is near zero, because its states are far apart.
 
     The log posterior is -sqrt(1 + x^2), with deviations of about 1.5. A chain thrown out by 10^5
     wanders there in steps of 10^4.

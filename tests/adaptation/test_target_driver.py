@@ -300,7 +300,7 @@ def test_independent_draws_that_stick_are_left_to_nuts() -> None:
 
 
 def test_trajectories_that_diverge_are_made_again_with_a_smaller_step() -> None:
-    """Where nothing else is wrong, and where it does not take long."""
+    """They are, if nothing else is wrong and it does not take long."""
     diverging = np.arange(400).reshape(100, 4) < 20
     (flag,) = draw_checks._flags_of_divergences(diverging)
     assert flag.grade == "wrong" and "20 of 400 trajectories diverged" in flag
@@ -383,7 +383,7 @@ def test_a_model_that_raises_far_away_is_proper_there() -> None:
 
 
 def test_no_line_in_the_neck_of_a_funnel_is_judged() -> None:
-    """Where effects and their mean agree to 1e-12, they may move by 1e9 of their deviations.
+    """Effects that agree with their mean to 1e-12 may move by 1e9 of their deviations.
 
     Negative control: a start in the neck.
     """

@@ -41,7 +41,7 @@ def named(found: list[Worse]) -> list[tuple[str, int, int]]:
 
 
 def test_two_measurements_name_each_cause_once_and_no_noise() -> None:
-    """Of 400 figures with noise, exactly the two planted causes are named.
+    """Among 400 figures with noise, exactly the two planted causes are named.
 
     Noise is lognormal with a quarter of 0.3 and 0.6 as standard deviation. Simulated with 1e6
     figures, noise exceeds the threshold of times, 0.3, with probability 2e-3, and again in the

@@ -1,4 +1,4 @@
-"""Where a file is searched, how it is checked, and the errors for a file that is not found."""
+"""The search for a file, its check, and the errors for a file that is not found."""
 
 import bz2
 import gzip

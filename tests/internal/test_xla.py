@@ -1,4 +1,4 @@
-"""What code knows of the compiler and of the device that will run it."""
+"""Knowledge of the compiler and of the device that will run the code."""
 
 import os
 import subprocess

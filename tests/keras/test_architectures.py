@@ -90,7 +90,7 @@ def test_the_table(name):
 
 
 def test_one_graph_estimates_by_all_parts_of_a_batch():
-    """What judges the noise at the start takes rows i, i + 32, i + 64, ... as part i."""
+    """The check of the noise at the start takes rows i, i + 32, i + 64, ... as part i."""
     model = small_models.affine()
     rng = np.random.default_rng(0)
     x = tf.constant(rng.normal(size=[70, 3]), tf.float32)

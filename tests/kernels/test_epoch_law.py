@@ -120,7 +120,7 @@ def test_noise_is_small_where_an_epoch_is_short(momenta: bool) -> None:
 
 @pytest.mark.parametrize("num_batches", [4, 60])
 def test_symmetric_sweeps_leave_less_noise_than_epochs_with_momenta(num_batches: int) -> None:
-    """What is left is of second order in the length of an epoch, and of third for the sweeps.
+    """The rest is of second order in the length of an epoch, and of third for the sweeps.
 
     Without momenta it is of first order for both.
     """

@@ -1,4 +1,4 @@
-"""What holds for every kernel: results keep their form, parameters rebuild it, seeds decide."""
+"""Properties of every kernel: results keep their form, parameters rebuild it, seeds decide."""
 
 import inspect
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the driver reads from a kernel: the shape of its chains, and its fingerprint."""
+"""Facts that the driver reads from a kernel: the shape of its chains, and its fingerprint."""
 
 from collections.abc import Callable
 from typing import Any

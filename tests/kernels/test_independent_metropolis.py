@@ -233,7 +233,7 @@ def mixture() -> sgmcmc.IndependentMetropolis:
 
 @pytest.mark.parametrize("jit", [False, True])
 def test_proposals_of_a_mixture_have_its_density(jit: bool) -> None:
-    """Where the posterior is the mixture itself, weights are one and all proposals are accepted.
+    """The posterior is the mixture itself, so weights are one and all proposals are accepted.
 
     The share of the first component is that of its weight: 10,000 draws, 1e-6.
     """

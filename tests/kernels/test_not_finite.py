@@ -1,4 +1,4 @@
-"""Where the likelihood is NaN, a chain turns NaN with every sampler, as with SGLD."""
+"""A chain turns NaN with every sampler, as with SGLD, if the likelihood is NaN."""
 
 from typing import Any
 

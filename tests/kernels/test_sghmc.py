@@ -155,7 +155,7 @@ SMALLEST = H * np.linalg.eigvalsh(NOISE)[-1] / 2
     [*(pytest.param(jit, False, marks=pytest.mark.slow) for jit in (True, False)), (False, True)],
 )
 def test_small_friction_is_raised_and_counted_in_its_chain(jit: bool, diagonal: bool) -> None:
-    """Of two chains, the one with enough friction takes the same step as alone."""
+    """The one of two chains that has enough friction takes the same step as alone."""
     target = MODEL.target(BATCH, tf.float64)
     noise = np.diag(np.diag(NOISE)) if diagonal else NOISE
     covariance = KnownDiagonal(np.diag(noise) / target.noise_scale) if diagonal else known(target)

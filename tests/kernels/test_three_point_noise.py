@@ -152,7 +152,7 @@ def test_the_law_after_three_steps_of_sgld() -> None:
 
 @pytest.mark.parametrize("scheme", ["baoab", "obabo"])
 def test_cumulants_are_of_the_order_of_the_scheme(scheme: Any) -> None:
-    """Of three-point noise of second order in h; of random signs only of first order."""
+    """Three-point noise has them to second order in h, and random signs to first order only."""
     steps = [splitting_response(h, scheme) for h in (0.02, 0.01)]
     ratio = {
         (k, noise): np.divide(*(excess(r, k, noise) / np.sum(r**2) ** (k / 2) for r in steps))

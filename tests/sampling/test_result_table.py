@@ -1,4 +1,4 @@
-"""What `print` and notebooks show of a run."""
+"""The table of a run that `print` and notebooks show."""
 
 import dataclasses
 import sys

@@ -1,4 +1,4 @@
-"""What a network is to the table of architectures."""
+"""Networks of the table of architectures."""
 
 from __future__ import annotations
 

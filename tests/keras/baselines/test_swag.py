@@ -227,7 +227,7 @@ def test_too_few_weights_wrong_draws_and_another_model_are_refused(correlated):
     ("unit", "collected"), [("epochs", 2), pytest.param("steps", 4, marks=pytest.mark.thorough)]
 )
 def test_without_burn_in_the_second_half_is_collected(unit, collected):
-    """Of 4 epochs of 2 steps; a second fit adds all of its weights."""
+    """There are 4 epochs of 2 steps; a second fit adds all of its weights."""
     swag = sgmcmc.keras.SWAG(unit=unit)
     model = regression()
     for total in (collected, 3 * collected):

@@ -1,4 +1,4 @@
-"""What a posterior and its predictions show: text, HTML and figures."""
+"""Text, HTML and figures of a posterior and its predictions."""
 
 import re
 

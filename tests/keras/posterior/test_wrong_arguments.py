@@ -1,4 +1,4 @@
-"""What `Posterior` is given is checked, and each message names the argument."""
+"""Arguments of `Posterior` are checked, and each message names the argument."""
 
 import copy
 import json

@@ -21,7 +21,7 @@ def kept(most: int, total: int, seed: int) -> np.ndarray:
 
 
 def test_each_row_is_as_likely_and_none_comes_twice() -> None:
-    """Of 2,000 draws of 10 rows, each row is in 500, with a standard deviation of 19."""
+    """Each row is in 500 of 2,000 draws of 10 rows, with a standard deviation of 19."""
     counts = np.zeros(N)
     for seed in range(2_000):
         found = kept(10, N, seed)
