@@ -55,7 +55,7 @@ class Preflight:
         self.source, self.results = Source(), CheckResults()
         self._numbers, self._directory = numbers, directory
         self._independent_batches = independent_batches
-        self._stability, self._checksums = StabilityCheck(), fit_fingerprint.Checksums()
+        self._stability = StabilityCheck()
         self._of_all: dict[str, Any] = {}
         self._loss: Any = None  # as it was compiled at the last fit
         self._epochs = self._burnin_epochs = 0
@@ -91,7 +91,7 @@ class Preflight:
         if chain is None or chain.state.is_new:
             check_weights(source, self._numbers.has_relative_weights)
         self._callback_list = callback_list
-        of_all = self._checksums.describe(source)
+        of_all = fit_fingerprint.describe_data(source)
         now, before = internals.compiled_loss(model), self._loss
         has_other_loss = before is not None and before is not now
         if chain is not None and (is_stored or has_other_loss):
