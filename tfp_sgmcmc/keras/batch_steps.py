@@ -15,12 +15,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfp_sgmcmc.internal import replicas
 from tfp_sgmcmc.internal.replicas import first_local, held_by_process
 from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.checks.fit_preflight import Preflight
 from tfp_sgmcmc.keras.data.fit_batches import BatchIterator, ResidentData, WorkerBatches, data_asked
 from tfp_sgmcmc.keras.data.training_data import Source, validation_of_fit
-from tfp_sgmcmc.keras.model import internals, replica_context
+from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.records.fit_fingerprint import FitProblem
 from tfp_sgmcmc.keras.records.recorder import Recorder
 from tfp_sgmcmc.storage.checkpoint import differences
@@ -114,7 +115,7 @@ class WorkerGroup:
             message names.
         """
         self.end()
-        if not replica_context.are_several(model.distribute_strategy):
+        if not replicas.are_several(model.distribute_strategy):
             return begin(is_stored)
         problems: list[FitProblem] = []
 
@@ -125,9 +126,7 @@ class WorkerGroup:
             found |= {**problems[0].of_fit, **problems[0].of_all}
             return json.dumps(found).encode()
 
-        found = [
-            json.loads(x) for x in replica_context.exchanged(model.distribute_strategy, describe)
-        ]
+        found = [json.loads(x) for x in replicas.exchanged(model.distribute_strategy, describe)]
         for number, other in enumerate(found):
             if what := differences(found[0], other):
                 what = what.replace("but here", f"but worker {number} has")
@@ -162,7 +161,7 @@ class WorkerGroup:
     def is_needed(self, model: keras.Model, source: Source) -> bool:
         """Returns whether a fit takes its steps on shares."""
         strategy = model.distribute_strategy
-        on_several = replica_context.are_several(strategy) or strategy.num_replicas_in_sync > 1
+        on_several = replicas.are_several(strategy) or strategy.num_replicas_in_sync > 1
         return source.has_shares and on_several
 
 
@@ -261,9 +260,7 @@ class WorkerFit:
 
         @tf.function(autograph=False)
         def totals() -> dict[str, tf.Tensor]:
-            return first_local(
-                strategy, strategy.run(lambda: replica_context.metrics_result(model))
-            )
+            return first_local(strategy, strategy.run(lambda: internals.metrics_result(model)))
 
         def result() -> dict[str, tf.Tensor]:
             inside = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()

@@ -11,6 +11,7 @@ import keras
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.internal import replicas
 from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit, check_single_replica
 from tfp_sgmcmc.keras.batch_steps import BatchSteps, WorkerGroup
 from tfp_sgmcmc.keras.chain.chain import check_same_variables
@@ -22,7 +23,7 @@ from tfp_sgmcmc.keras.data.fit_batches import IndependentBatches, ResidentData
 from tfp_sgmcmc.keras.data.train_function import BatchTrainFunction, check_callbacks, guard
 from tfp_sgmcmc.keras.fit_result import FitResult
 from tfp_sgmcmc.keras.fit_settings import FitSettings
-from tfp_sgmcmc.keras.model import internals, replica_context
+from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.options import Chains, Collect, accepts_old_arguments, forwards_old_attributes
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
@@ -423,9 +424,6 @@ class SamplerCallback(keras.callbacks.Callback):
             as in `sgmcmc.GrowingBatch`, until they hold all N examples. This needs a model that is
             compiled with `jit_compile=False`, `reshuffle="step"` and `steps_per_epoch`.
         """
-        replica_context.check_alone(
-            "resident data", "WorkerBatches(IndependentBatches(x, y, batch_size))"
-        )
         data = ResidentData(
             (x, y, sample_weight),
             batch_size,
@@ -567,7 +565,7 @@ class SamplerCallback(keras.callbacks.Callback):
         if chain is not None and self.params.get("verbose"):
             phase = self._phase.line(chain.state.status(), chain.is_pilot, burnin)
             for line in (phase, self._preflight.results.line()):
-                if line is not None and replica_context.is_first(self.model.distribute_strategy):
+                if line is not None and replicas.is_first(self.model.distribute_strategy):
                     print(line)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

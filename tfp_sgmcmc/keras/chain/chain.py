@@ -17,6 +17,7 @@ import tree
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import CovarianceState
 from tfp_sgmcmc.covariance.base import covariance_states
+from tfp_sgmcmc.internal import replicas
 from tfp_sgmcmc.internal.checks import accepts
 from tfp_sgmcmc.keras.chain.chain_state import ChainState, Status
 from tfp_sgmcmc.keras.chain.initial_states import (
@@ -29,7 +30,7 @@ from tfp_sgmcmc.keras.chain.initial_states import (
 from tfp_sgmcmc.keras.chain.noise_monitor import NoiseMonitor
 from tfp_sgmcmc.keras.chain.ring_buffer import Collection, RingBuffer
 from tfp_sgmcmc.keras.data.fit_batches import ResidentData
-from tfp_sgmcmc.keras.model import internals, replica_context
+from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.example_scores import ExampleScores, known_rows
 from tfp_sgmcmc.keras.model.log_prob import (
     BatchEvaluation,
@@ -192,7 +193,7 @@ class Chain:
         shown = self._shown(evaluation.forward)
         loss = internals.reported_loss(model, y, shown, sample_weight, target.local_rows)
         figures = [evaluation.log_prob, getattr(results, "gradient_norm", evaluation.log_prob)]
-        if replica_context.count() == 1:  # several replicas have different losses
+        if replicas.count() == 1:  # several replicas have different losses
             figures.append(loss)
         is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(f)) for f in figures])
         # The dependence on `before` lets XLA write in place. Without it, XLA copies the state.
@@ -224,8 +225,8 @@ class Chain:
             )
         )
         metrics = model.compute_metrics(x, y, shown.outputs, sample_weight=sample_weight)
-        if replica_context.count() > 1 and total_rows is None:
-            metrics = replica_context.metrics_result(model)
+        if replicas.count() > 1 and total_rows is None:
+            metrics = internals.metrics_result(model)
         return self._logs(metrics, results, num_kept)
 
     def create(self, x: Any) -> None:

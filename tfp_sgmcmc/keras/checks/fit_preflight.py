@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.internal import memory
+from tfp_sgmcmc.internal import memory, replicas
 from tfp_sgmcmc.internal.checks import accepts, nonnegative_weights
 from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.checks.curvature_check import StabilityCheck
@@ -20,7 +20,7 @@ from tfp_sgmcmc.keras.checks.data_check import check_data
 from tfp_sgmcmc.keras.checks.progress_lines import CheckResults
 from tfp_sgmcmc.keras.data.fit_batches import IndependentBatches, ResidentData
 from tfp_sgmcmc.keras.data.training_data import Source
-from tfp_sgmcmc.keras.model import compiled_loss, internals, replica_context
+from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.records import fit_fingerprint
 from tfp_sgmcmc.keras.records.fit_plan import FitPlan, make_plan, num_due
 from tfp_sgmcmc.keras.records.recorder import FitNumbers
@@ -141,7 +141,7 @@ class Preflight:
             self._epochs,
             self._burnin_epochs,
         )
-        is_first = replica_context.is_first(chain.model.distribute_strategy)
+        is_first = replicas.is_first(chain.model.distribute_strategy)
         plan = make_plan(
             self._numbers.collection,
             chain.recorded(x),
@@ -162,7 +162,7 @@ class Preflight:
         if not chain.is_pilot:
             warn_of_learning_rates(self._callback_list, chain)
         check_independence(chain, self.source, self._independent_batches)
-        if replica_context.count() > 1:  # inside a step on one of several replicas
+        if replicas.count() > 1:  # inside a step on one of several replicas
             return
         with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
             if chain.state.status().num_steps == 0:
@@ -252,7 +252,7 @@ def check_samplable(model: keras.Model, **single: Any) -> None:
     """
     internals.check_model(model)
     compiled_loss.check_likelihoods(model)
-    replica_context.check_distribution(model, **single)
+    internals.check_distribution(model, **single)
 
 
 def check_size(source: Source, num_examples: int) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfp_sgmcmc.internal import replicas
 from tfp_sgmcmc.keras.data.fit_batches import BatchIterator
-from tfp_sgmcmc.keras.model import internals, replica_context
+from tfp_sgmcmc.keras.model import internals
 
 _LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
@@ -76,7 +77,7 @@ class BatchTrainFunction:
                 self._before = None
             return self._function(iterator)
         except _LOST as error:
-            if not replica_context.are_several(self._model.distribute_strategy):
+            if not replicas.are_several(self._model.distribute_strategy):
                 raise
             raise RuntimeError(
                 "Another worker of this fit was lost. Start all workers again with the same "

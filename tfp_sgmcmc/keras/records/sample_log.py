@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.keras.model import replica_context
+from tfp_sgmcmc.internal import replicas
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same, load
 from tfp_sgmcmc.storage.directory import CHECKPOINT, Resume, RunDirectory
 from tfp_sgmcmc.storage.stored_draws import Variable
@@ -273,7 +273,7 @@ class FirstWorkerLog(StoredSampleLog):
             saved = found[0][0]
             return b"" if saved is None else saved.path.read_bytes()
 
-        replica_context.of_first(self._strategy, opened)
+        replicas.of_first(self._strategy, opened)
         return found[0]
 
 
@@ -292,7 +292,7 @@ class OtherWorkerLog(StoredSampleLog):
         problem: Mapping[str, Any],
     ) -> tuple[Checkpoint | None, list[keras.Variable]]:
         del kernel_description, problem  # compared by worker 0, and among the workers
-        sent = replica_context.of_first(self._strategy, bytes)
+        sent = replicas.of_first(self._strategy, bytes)
         if not sent:
             return None, []
         with tempfile.TemporaryDirectory() as folder:
@@ -341,9 +341,9 @@ def on_worker(
     log: SampleLog | StoredSampleLog, strategy: tf.distribute.Strategy
 ) -> SampleLog | StoredSampleLog:
     """Returns the log that this worker uses for a stored run; each worker has its log in memory."""
-    if type(log) is not StoredSampleLog or not replica_context.are_several(strategy):
+    if type(log) is not StoredSampleLog or not replicas.are_several(strategy):
         return log
-    kind = FirstWorkerLog if replica_context.is_first(strategy) else OtherWorkerLog
+    kind = FirstWorkerLog if replicas.is_first(strategy) else OtherWorkerLog
     return kind(strategy, log.path, log.fingerprint, log.num_chains, log.resume)
 
 
