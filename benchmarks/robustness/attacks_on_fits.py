@@ -23,7 +23,7 @@ from tfp_sgmcmc.keras import (
     SamplerCallback,
     last_layer_laplace,
 )
-from tfp_sgmcmc.keras.data.train_function import BatchTrainFunction
+from tfp_sgmcmc.keras.batch_steps import BatchTrainFunction
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[64, 2]).astype(np.float32)

@@ -12,15 +12,13 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import replicas
+from tfp_sgmcmc.keras import batch_steps
 from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit, check_single_replica
-from tfp_sgmcmc.keras.batch_steps import BatchSteps, WorkerGroup
 from tfp_sgmcmc.keras.chain.chain import check_same_variables
 from tfp_sgmcmc.keras.checks.data_check import cause_in_data
 from tfp_sgmcmc.keras.checks.fit_preflight import check_samplable
-from tfp_sgmcmc.keras.checks.progress_lines import Phase
 from tfp_sgmcmc.keras.data import training_data
 from tfp_sgmcmc.keras.data.fit_batches import IndependentBatches, ResidentData
-from tfp_sgmcmc.keras.data.train_function import BatchTrainFunction, check_callbacks, guard
 from tfp_sgmcmc.keras.fit_result import FitResult
 from tfp_sgmcmc.keras.fit_settings import FitSettings
 from tfp_sgmcmc.keras.model import internals
@@ -28,7 +26,7 @@ from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.options import Chains, Collect, accepts_old_arguments, forwards_old_attributes
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
 from tfp_sgmcmc.keras.posterior.predict import Prediction
-from tfp_sgmcmc.keras.records.fit_plan import FitPlan
+from tfp_sgmcmc.keras.records.fit_plan import FitPlan, Phase
 from tfp_sgmcmc.keras.records.sample_log import StoredSampleLog, on_worker
 from tfp_sgmcmc.kernels.base import StepSize
 from tfp_sgmcmc.storage.directory import Directory
@@ -259,9 +257,9 @@ class SamplerCallback(keras.callbacks.Callback):
         self.recorder = self._recorder = settings.make_recorder()
         self._preflight = settings.make_preflight()
         self.result = FitResult(self._recorder, self._preflight.results, settings)
-        self._train_function: BatchTrainFunction | None = None
-        self._workers, self._phase = WorkerGroup(), Phase()
-        self._steps = BatchSteps(self._recorder, self._preflight, self._start_chain)
+        self._train_function: batch_steps.BatchTrainFunction | None = None
+        self._workers, self._phase = batch_steps.WorkerGroup(), Phase()
+        self._steps = batch_steps.BatchSteps(self._recorder, self._preflight, self._start_chain)
         self._data: list[Any] = []
         self.is_in_fit = False
 
@@ -475,7 +473,7 @@ class SamplerCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         self.is_in_fit = True
         is_stored = isinstance(self._recorder.samples, StoredSampleLog)
-        check_callbacks(self._callback_list, self, is_stored)
+        batch_steps.check_callbacks(self._callback_list, self, is_stored)
         num_epochs, model = self.params["epochs"], self.model
         source = training_data.training_source(model, self._data)
         if self._recorder.chain is None:
@@ -509,11 +507,11 @@ class SamplerCallback(keras.callbacks.Callback):
             self._compilation = compilation
             self._make_train_function()
         if self._callback_list is not None:
-            guard(self._callback_list, self._restore)
+            batch_steps.guard(self._callback_list, self._restore)
 
     def _make_train_function(self) -> None:
         steps, model = self._steps, self.model
-        self._train_function = BatchTrainFunction(
+        self._train_function = batch_steps.BatchTrainFunction(
             model,
             functools.partial(steps.take, model),
             functools.partial(steps.prepare, model),

@@ -15,7 +15,7 @@ from tfp_sgmcmc.keras.adaptation import annealed_ensemble
 from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit
 from tfp_sgmcmc.keras.adaptation.network_pilot import make_pilot
 from tfp_sgmcmc.keras.chain.chain import Chain, check_variables, recorded_variables
-from tfp_sgmcmc.keras.chain.noise_monitor import noise_monitor
+from tfp_sgmcmc.keras.chain.collection import NoiseMonitor
 from tfp_sgmcmc.keras.checks.fit_preflight import Preflight
 from tfp_sgmcmc.keras.data.training_data import Source, initial_epoch_of_fit
 from tfp_sgmcmc.keras.model import internals
@@ -107,11 +107,11 @@ class FitSettings:
             self.auto = AutomaticFit(make_pilot(bound, self.path, burnin, **self._noise))
         self._follows = self._collect_of(1).depends_on_fit or self._has_half
         self.is_complete = num_examples is not None and not self._follows and self.ensemble is None
-        self.monitor = noise_monitor(
-            self._noise["noise_every"],
-            self._noise["sampling_threshold"],
-            self._collect.num_burnin_steps or 0,
-        )
+        every, threshold = self._collect.noise_every, self._collect.sampling_threshold
+        self.monitor: NoiseMonitor | None = None
+        if every is not None or threshold is not None:
+            burnin = self._collect.num_burnin_steps or 0
+            self.monitor = NoiseMonitor(every, threshold, burnin)
         self.numbers = FitNumbers(
             self._collect.over(1, 1),
             num_examples,

@@ -11,12 +11,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, cast
 
+import numpy as np
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.keras.chain.ring_buffer import Collection, checked_distance
-from tfp_sgmcmc.keras.checks.fit_preflight import checked_keep
+from tfp_sgmcmc.keras.chain.collection import Collection
 from tfp_sgmcmc.kernels.base import StepSize, check_positive
 from tfp_sgmcmc.storage.directory import Directory
 
@@ -115,13 +115,18 @@ class Collect:
                 "Received: both."
             )
         checks.integer("num_results", self.num_results, 1)
-        checked_distance(self.mixing_distance, self.num_steps_between_results or 0)
+        checks.optional(checks.positive, "mixing_distance", self.mixing_distance)
+        if self.mixing_distance is not None and self.num_steps_between_results:
+            raise ValueError(
+                "Only one of mixing_distance and num_steps_between_results can choose the samples. "
+                f"Received: {self.mixing_distance} and {self.num_steps_between_results}."
+            )
         checks.optional(checks.positive, "sampling_threshold", self.sampling_threshold)
         checks.optional(checks.integer, "noise_every", self.noise_every, 1)
         if isinstance(self.keep, str):
             checks.one_of("keep", self.keep, ("sampling",))
-        else:
-            checked_keep(self.keep)
+        elif self.keep is not None:
+            _check_keep(self.keep)
 
     def with_phases(self, step_size: Any) -> Collect:
         """Returns these options with the word "sampling" as the schedule's `is_sampling`.
@@ -185,8 +190,8 @@ class Collect:
             burnin,
             thinning,
             bool(self.num_burnin_epochs) or has_threshold,
-            checked_keep(self.keep),
-            checked_distance(self.mixing_distance, thinning),
+            None if isinstance(self.keep, str) else self.keep,
+            self.mixing_distance,
             has_threshold,
         )
 
@@ -221,6 +226,20 @@ class Chains:
 
     def __post_init__(self) -> None:
         checks.integer("num_chains", self.num_chains, 1)
+
+
+def _check_keep(keep: Any) -> None:
+    """Raises TypeError unless `keep` is a function that returns one truth value at step 0."""
+    if not callable(keep):
+        raise TypeError(
+            "keep must be a callable, step -> whether its state is kept. Received: a "
+            f"{type(keep).__name__}."
+        )
+    step = tf.zeros([], tf.int64)
+    found = checks.accepts("keep", keep, step)(step)
+    array = np.asarray(found)
+    if array.dtype != np.bool_ or array.shape != ():
+        raise TypeError(f"keep must return one truth value for a step. Received: {found!r}.")
 
 
 def as_chains(value: Chains | int | None) -> Chains | None:

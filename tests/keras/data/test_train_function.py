@@ -14,7 +14,7 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tfp_sgmcmc.internal import replicas
-from tfp_sgmcmc.keras.data import train_function
+from tfp_sgmcmc.keras import batch_steps
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[40, 3]).astype(np.float32)
@@ -248,7 +248,7 @@ def test_a_lost_worker_is_explained(are_several, monkeypatch):
 
     monkeypatch.setattr(replicas, "are_several", lambda strategy: are_several)
     nothing = [lambda *args: None] * 3
-    function = train_function.BatchTrainFunction(make_model(), *nothing, function=lose)
+    function = batch_steps.BatchTrainFunction(make_model(), *nothing, function=lose)
     error = RuntimeError if are_several else tf.errors.UnavailableError
     words = "Another worker of this fit was lost. .*connection reset" if are_several else "conn"
     with pytest.raises(error, match=words):

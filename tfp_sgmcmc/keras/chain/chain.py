@@ -20,6 +20,7 @@ from tfp_sgmcmc.covariance.base import covariance_states
 from tfp_sgmcmc.internal import replicas
 from tfp_sgmcmc.internal.checks import accepts
 from tfp_sgmcmc.keras.chain.chain_state import ChainState, Status
+from tfp_sgmcmc.keras.chain.collection import Collection, NoiseMonitor, RingBuffer
 from tfp_sgmcmc.keras.chain.initial_states import (
     are_members,
     check_shared,
@@ -27,8 +28,6 @@ from tfp_sgmcmc.keras.chain.initial_states import (
     stacked_starts,
     values_for_chains,
 )
-from tfp_sgmcmc.keras.chain.noise_monitor import NoiseMonitor
-from tfp_sgmcmc.keras.chain.ring_buffer import Collection, RingBuffer
 from tfp_sgmcmc.keras.data.fit_batches import ResidentData
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.example_scores import ExampleScores, known_rows

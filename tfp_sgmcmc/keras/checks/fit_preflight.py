@@ -13,16 +13,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal import memory, replicas
-from tfp_sgmcmc.internal.checks import accepts, nonnegative_weights
+from tfp_sgmcmc.internal.checks import nonnegative_weights
 from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.checks.curvature_check import StabilityCheck
 from tfp_sgmcmc.keras.checks.data_check import check_data
-from tfp_sgmcmc.keras.checks.progress_lines import CheckResults
 from tfp_sgmcmc.keras.data.fit_batches import IndependentBatches, ResidentData
 from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.records import fit_fingerprint
-from tfp_sgmcmc.keras.records.fit_plan import FitPlan, make_plan, num_due
+from tfp_sgmcmc.keras.records.fit_plan import CheckResults, FitPlan, make_plan, num_due
 from tfp_sgmcmc.keras.records.recorder import FitNumbers
 
 _LARGE = 2**26  # bytes of a full covariance below which memory is not checked
@@ -222,27 +221,6 @@ class Preflight:
                 source.num_batches == -(-source.num_examples // source.batch_size)
             )
         return self._numbers.checks_size and not isinstance(source.dataset, IndependentBatches)
-
-
-def checked_keep(keep: Any) -> Any:
-    """Returns a function `keep` that returns one truth value at step 0, or None.
-
-    Raises:
-      TypeError: `keep` is not a function, or returns something else.
-    """
-    if keep is None:
-        return None
-    if not callable(keep):
-        raise TypeError(
-            "keep must be a callable, step -> whether its state is kept. Received: a "
-            f"{type(keep).__name__}."
-        )
-    step = tf.zeros([], tf.int64)
-    found = accepts("keep", keep, step)(step)
-    array = np.asarray(found)
-    if array.dtype != np.bool_ or array.shape != ():
-        raise TypeError(f"keep must return one truth value for a step. Received: {found!r}.")
-    return keep
 
 
 def check_samplable(model: keras.Model, **single: Any) -> None:

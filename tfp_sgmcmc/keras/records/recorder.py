@@ -14,7 +14,7 @@ import numpy as np
 from tfp_sgmcmc.diagnostics import NonFiniteChainError
 from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.chain.chain_state import Status
-from tfp_sgmcmc.keras.chain.ring_buffer import Collection
+from tfp_sgmcmc.keras.chain.collection import Collection
 from tfp_sgmcmc.keras.records.fit_fingerprint import FitProblem
 from tfp_sgmcmc.keras.records.sample_log import SampleLog, StoredSampleLog
 
