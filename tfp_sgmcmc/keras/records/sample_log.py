@@ -22,11 +22,11 @@ _BLOCK_BYTES = 2**25  # of samples read at once
 _SCOPES = ("any fit, ", "fit ")  # prefixes of the names of values that describe the problem
 
 
-def stored_settings(path: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """Returns the settings of the run in a directory, by name; empty if there is no run."""
+def stored_run(path: str | os.PathLike[str] | None) -> Checkpoint | None:
+    """Returns the checkpoint of the run in a directory, or None if there is no run."""
     if path is None or not (Path(path) / CHECKPOINT).is_file():
-        return {}
-    return load(Path(path) / CHECKPOINT).header["fingerprint"]
+        return None
+    return load(Path(path) / CHECKPOINT)
 
 
 class SampleLog:
