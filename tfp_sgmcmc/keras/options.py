@@ -40,8 +40,6 @@ _COLLECT = {
     "sampling_threshold": None,
     "noise_every": None,
 }
-_CHAINS = {"num_chains": None, "initial_states": "initializers"}
-_OUTPUT = {"directory": None, "seconds_between_commits": 10.0}
 _MOVED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "sample_steps": ('result.trace["step"]', lambda s: s.result.trace["step"]),
     "sample_step_sizes": ('result.trace["step_size"]', lambda s: s.result.trace["step_size"]),
@@ -53,7 +51,10 @@ _MOVED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "temperatures": ("result.temperatures", lambda s: s.result.temperatures),
     "outputs": ("posterior.outputs", lambda s: s.posterior.outputs),
 }
-_OLD = {"make_kernel_fn", *_COLLECT, *_CHAINS, *_OUTPUT}
+_OLD = {
+    "make_kernel_fn", *_COLLECT, "num_chains", "initial_states", "directory",
+    "seconds_between_commits",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -363,30 +364,24 @@ def _grouped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, A
         )
     flat = {name: x for name, x in given.items() if name not in _OLD}
     flat["kernel"] = given.get("kernel", given.get("make_kernel_fn"))
-    shown = {"kernel": _text("kernel", flat["kernel"])}
-    shown |= {name: _text(name, x) for name, x in flat.items() if name != "kernel"}
+    shown = {name: _text(name, x) for name, x in flat.items()}
     collect = {name: given.get(name, x) for name, x in _COLLECT.items()}
     flat["collect"] = Collect(**collect)
     numbers = [str(collect["num_burnin_steps"]), str(collect["num_steps_between_results"])]
     shown["collect"] = _call("Collect", numbers, given, list(_COLLECT)[2:])
     if given.get("num_chains") is not None:
         flat["chains"] = Chains(given["num_chains"], given.get("initial_states", "initializers"))
-        own = "initial_states" in given
-        shown["chains"] = (
-            _call("Chains", [str(given["num_chains"])], given, ["initial_states"])
-            if own
-            else str(given["num_chains"])
-        )
-    seconds = given.get("seconds_between_commits", _OUTPUT["seconds_between_commits"])
-    if given.get("directory") is not None or seconds != _OUTPUT["seconds_between_commits"]:
-        place = Directory("." if given.get("directory") is None else given["directory"],
-                          seconds_between_commits=seconds)  # fmt: skip
-        if given.get("directory") is not None:
-            flat["output"] = place
-            path = _text("directory", given["directory"])
-            shown["output"] = path
-            if "seconds_between_commits" in given:
-                shown["output"] = _call("Directory", [path], given, ["seconds_between_commits"])
+        shown["chains"] = str(given["num_chains"])
+        if "initial_states" in given:
+            shown["chains"] = _call("Chains", [shown["chains"]], given, ["initial_states"])
+    path, seconds = given.get("directory"), given.get("seconds_between_commits", 10.0)
+    place = Directory("." if path is None else path, seconds_between_commits=seconds)
+    if path is not None:
+        flat["output"], shown["output"] = place, _text("directory", path)
+        if "seconds_between_commits" in given:
+            shown["output"] = _call(
+                "Directory", [shown["output"]], given, ["seconds_between_commits"]
+            )
     kernel = shown.pop("kernel")
     rest = "".join(f", {name}={text}" for name, text in shown.items())
     return flat, f"SamplerCallback({kernel}{rest})"

@@ -139,7 +139,6 @@ class Chain:
         self.follows_learning_rate = "learning_rate" in vars(target)  # which the kernel has read
         self._scores, self.uses_noise_covariance = ExampleScores(model, num_groups), False
         self.num_groups = num_groups
-        self._recorded: list[keras.Variable] | None = None
         starts: list[tf.Tensor] = []
         self._members: dict[int, np.ndarray] = {}  # moving statistics, by id of the variable
         if num_chains is not None:
@@ -249,15 +248,15 @@ class Chain:
 
     def create_rings(self, x: Any) -> None:
         """Creates the ring buffers before the first step writes to them."""
-        recorded = self.rings.recorded or self.recorded(x)
         shape = self.state.chain_shape
-        self.rings.create([(v, tf.TensorSpec([*shape, *v.shape], v.dtype)) for v in recorded])
+        specs = [(v, tf.TensorSpec([*shape, *v.shape], v.dtype)) for v in self.recorded(x)]
+        self.rings.create(specs)
 
     def recorded(self, x: Any) -> list[keras.Variable]:
         """Returns the variables whose values make a sample, as the first step finds them."""
-        if self._recorded is None:
-            self._recorded = recorded_variables(self.model, x, self.state.others)
-        return self._recorded
+        if not self.rings.recorded:
+            self.rings.recorded = recorded_variables(self.model, x, self.state.others)
+        return self.rings.recorded
 
     def temperature(self, step: int) -> float:
         """Returns the kernel's temperature at a step, the mean over parts and chains."""

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import integer, nonnegative_weights, optional
 from tfp_sgmcmc.sampling.progress import ProgressLines, progress
+from tfp_sgmcmc.targets.data import rows_not_finite
 
 _BLOCK_ENTRIES = 2**24  # entries of the batches that go through all samples side by side
 _MOST_BATCHES = 100_000  # of a Python generator that was given without steps
@@ -274,14 +275,22 @@ def check_finite(values: Any, block: list[Batch], first_row: int) -> None:
         return
     for batch in block:
         for name, nest in zip("xy", batch, strict=False):
-            for leaf in keras.tree.flatten(nest):
-                array = np.asarray(leaf)
-                if array.dtype.kind == "f" and not np.isfinite(array).all():
-                    bad = first_row + int(np.argwhere(~np.isfinite(array))[0][0])
-                    raise ValueError(
-                        f"{name} must have finite entries. Received: NaN or infinity in row {bad}."
-                    )
+            if len(bad := bad_rows(nest)):
+                raise ValueError(
+                    f"{name} must have finite entries. Received: NaN or infinity in row "
+                    f"{first_row + bad[0]}."
+                )
         first_row += num_rows(batch[0])
+
+
+def bad_rows(nest: Any) -> np.ndarray:
+    """Returns the numbers of the rows of a nest of arrays that have NaN or infinite entries."""
+    bad = [np.zeros([0], np.int64)]
+    for leaf in keras.tree.flatten(nest):
+        array = np.asarray(leaf)
+        if array.dtype.kind == "f":
+            bad.append(rows_not_finite(array))
+    return np.unique(np.concatenate(bad))
 
 
 def check_arrays(name: str, data: Any) -> None:
