@@ -54,7 +54,7 @@ class Preflight:
         self.source, self.results = Source(), CheckResults()
         self._numbers, self._directory = numbers, directory
         self._independent_batches = independent_batches
-        self._stability = StabilityCheck()
+        self._stability = StabilityCheck(self.results)
         self._of_all: dict[str, Any] = {}
         self._loss: Any = None  # as it was compiled at the last fit
         self._epochs = self._burnin_epochs = 0
@@ -168,7 +168,6 @@ class Preflight:
                 check_data(chain.model, self.source)
                 if not chain.is_pilot:  # whose RMSprop adapts its step sizes
                     self._stability.check_start(chain, self.source)
-                    self.results.record("step size", self._stability.has_failed)
 
     def begin_epoch(
         self, first_step: int, seed: Any, num_epochs: int, num_burnin_epochs: int
@@ -197,7 +196,6 @@ class Preflight:
         if chain.is_pilot:
             return
         self._stability.at_epoch_end(chain, self.source, total_epochs)
-        self.results.record("step size", self._stability.has_failed)
         skipped = chain.num_skipped()
         if skipped > self._num_skipped:
             warnings.warn(

@@ -120,7 +120,7 @@ class Source(NamedTuple):
 
     def rows(self, chosen: np.ndarray) -> Any:
         """Returns `(x, y, sample_weight)` of rows of arrays."""
-        return map_arrays(lambda a: _floatx(_taken(a, chosen)), self.arrays)
+        return map_arrays(lambda a: _floatx(taken(a, chosen)), self.arrays)
 
 
 def training_source(model: keras.Model, made: Sequence[Any] = ()) -> Source:
@@ -394,7 +394,8 @@ def _check_batched(spec: Any) -> None:
         )
 
 
-def _taken(array: Any, rows: np.ndarray) -> Any:
+def taken(array: Any, rows: np.ndarray) -> Any:
+    """Returns rows of an array, a tensor or a table of pandas."""
     if tf.is_tensor(array):
         return tf.gather(array, rows)
     if hasattr(array, "iloc"):  # of pandas

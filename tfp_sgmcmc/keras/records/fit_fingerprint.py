@@ -10,13 +10,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.keras.data.training_data import Source
+from tfp_sgmcmc.keras.data.training_data import Source, taken
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.model.priors import LogPrior
 from tfp_sgmcmc.kernels.fingerprint import describe_problem
 from tfp_sgmcmc.storage import tolerant_equality
 from tfp_sgmcmc.storage.checkpoint import agree
+from tfp_sgmcmc.targets.data import evenly_spread
 
 _MOST_BYTES = 2**26  # of an array for its checksum
 _ROWS, _LENGTH = 4, 32  # of the made-up batch, where shapes are unknown
@@ -112,11 +113,7 @@ def _checksum(arrays: list[Any]) -> str:
         row = max(1, int(np.prod(array.shape[1:]))) * 4
         count = min(array.shape[0], max(1, _MOST_BYTES // row)) if len(array.shape) else 0
         if count and count < array.shape[0]:
-            chosen = np.linspace(0, array.shape[0] - 1, count).astype(np.int64)
-            if tf.is_tensor(array):
-                array = tf.gather(array, chosen)
-            else:
-                array = array.iloc[chosen] if hasattr(array, "iloc") else np.asarray(array)[chosen]
+            array = taken(array, evenly_spread(array.shape[0], count))
         values = np.asarray(array)
         if values.dtype.kind in "biuf":
             values = values.astype(np.float32)
