@@ -128,11 +128,7 @@ class Batches:
     def _of_arrays(
         self, x: Any, y: Any, sample_weight: Any, batch_size: int | None
     ) -> tuple[Iterator[Batch], int]:
-        checked_inputs(self._model, x)
-        if self._has_labels:
-            check_arrays("y", y)
-            check_numbers(y)
-        rows = num_rows((x, y) if self._has_labels else x)
+        rows = self._checked_rows(x, y)
         if sample_weight is not None:
             sample_weight = row_weight(sample_weight, rows)
             nonnegative_weights("sample_weight", sample_weight)
@@ -178,12 +174,17 @@ class Batches:
                 f"x must have labels: {self._kind} of batches (x, y) or (x, y, sample_weight). "
                 "Received: batches without y."
             )
-        checked_inputs(self._model, x)
-        if y is not None:
-            check_arrays("y", y)
-            check_numbers(y)
-        num_rows((x, y) if y is not None else x)
+        self._checked_rows(x, y)
         return x, y, weight
+
+    def _checked_rows(self, x: Any, y: Any) -> int:
+        """Returns the number of rows of inputs, and of labels if there are any, that are valid."""
+        checked_inputs(self._model, x)
+        if not self._has_labels:
+            return num_rows(x)
+        check_arrays("y", y)
+        check_numbers(y)
+        return num_rows((x, y))
 
 
 def _items(data: keras.utils.PyDataset, length: int | None) -> Iterator[Any]:
