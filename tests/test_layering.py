@@ -33,7 +33,6 @@ ORDER = [
     "adaptation",
     "keras.model",
     "keras.posterior",
-    "keras.baselines",
     "keras.data",
     "keras.chain",
     "keras.records",

@@ -14,6 +14,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from benchmarks.robustness.attacks import attack, told
+from tfp_sgmcmc.internal import replicas
 from tfp_sgmcmc.keras import (
     SWAG,
     Chains,
@@ -22,8 +23,7 @@ from tfp_sgmcmc.keras import (
     SamplerCallback,
     last_layer_laplace,
 )
-from tfp_sgmcmc.keras.data.train_function import BatchTrainFunction
-from tfp_sgmcmc.keras.model import replica_context
+from tfp_sgmcmc.keras.batch_steps import BatchTrainFunction
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[64, 2]).astype(np.float32)
@@ -150,7 +150,7 @@ def a_worker_of_fit_is_lost() -> None:
 
     nothing: Any = lambda *args: None  # noqa: E731
     function = BatchTrainFunction(network(), nothing, nothing, nothing, function=lose)
-    with unittest.mock.patch.object(replica_context, "are_several", lambda strategy: True):
+    with unittest.mock.patch.object(replicas, "are_several", lambda strategy: True):
         told("Another worker of this fit was lost", lambda: function(iter([])), RuntimeError)
 
 

@@ -14,7 +14,7 @@ import tfp_sgmcmc as sgmcmc
 from tests.harness.two_replicas import MIRRORED
 from tests.keras import small_models
 from tests.keras.small_models import assert_close, sgld
-from tfp_sgmcmc.keras.model import replica_context
+from tfp_sgmcmc.internal import replicas
 
 N = 7
 RNG = np.random.default_rng(0)
@@ -112,7 +112,7 @@ def test_shares_that_are_not_summed_are_seen(monkeypatch):
     alone, together = (sampler(check_num_examples=False) for _ in range(2))
     fit(classifier(None), alone)
     model = classifier(MIRRORED)
-    monkeypatch.setattr(replica_context, "total", lambda values: values)
+    monkeypatch.setattr(replicas, "total", lambda values: values)
     fit(model, together)
     with pytest.raises(AssertionError):
         assert_close(together.samples, alone.samples)

@@ -2,6 +2,8 @@
 
 Each replica has a share of the data and takes every step of the chain. The copies of the state stay
 equal, because sums over replicas are the same everywhere and all replicas draw the same noise.
+Outside of steps the workers of a `MultiWorkerMirroredStrategy` exchange messages, by functions that
+all workers must call in the same order.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import tensorflow as tf
 from tfp_sgmcmc.internal.xla import traced
 
 _WORD = 4  # bytes of the integers that carry a message
+_ANSWER, _ERROR = b"+", b"-"  # how a message begins
 _WITH_COPIES = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
@@ -92,6 +95,77 @@ def messages(strategy: tf.distribute.Strategy, message: bytes) -> list[bytes]:
     parts = np.split(rows, np.cumsum(-(-lengths // _WORD))[:-1])
     every = slice(None, None, len(held_by_process(strategy)))  # a worker's replicas send the same
     return [p.tobytes()[:n] for p, n in zip(parts[every], lengths[every], strict=True)]
+
+
+def are_several(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether the replicas of a strategy may be in several processes."""
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+
+def is_first(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether this process is worker 0, or the only one."""
+    return not are_several(strategy) or held_by_process(strategy)[0] == 0
+
+
+def exchanged(strategy: tf.distribute.Strategy, make: Callable[[], bytes]) -> list[bytes]:
+    """Returns what `make` returned on each worker.
+
+    Raises:
+      ValueError: `make` failed on another worker, which the message names with the reason.
+      Exception: the exception that `make` raised on this worker.
+    """
+    error: Exception | None = None
+    try:
+        message = _ANSWER + make()
+    except Exception as raised:  # of any kind, because the others wait for a message
+        error, message = raised, _ERROR + str(raised).encode()
+    found = messages(strategy, message)
+    if error is not None:
+        raise error
+    for worker, text in enumerate(found):
+        if text.startswith(_ERROR):
+            raise ValueError(f"Worker {worker} cannot go on: {text[1:].decode()}")
+    return [text[1:] for text in found]
+
+
+def of_first(strategy: tf.distribute.Strategy, make: Callable[[], bytes]) -> bytes:
+    """Returns on all workers what `make` returned on worker 0, the only one that calls it."""
+    return exchanged(strategy, make if is_first(strategy) else bytes)[0]
+
+
+def count() -> int:
+    """Returns the number of replicas, R."""
+    return tf.distribute.get_strategy().num_replicas_in_sync
+
+
+def total(values: Any) -> Any:
+    """Returns the sums of a nest of tensors over replicas.
+
+    All replicas must call it, outside loops, branches and mapped functions.
+    """
+    return values if count() == 1 else Replicas.total(values)
+
+
+def total_rows(rows: Any) -> Any:
+    """Returns the number of rows of the whole batch, given the `rows` of this replica."""
+    # A float, because not all devices can sum integers.
+    return rows if count() == 1 else total(tf.cast(rows, tf.float32))
+
+
+def averaged(values: Sequence[tf.Tensor], rows: Any, num_rows: Any) -> list[tf.Tensor]:
+    """Returns floats averaged over replicas, weighted by rows, and integers unchanged."""
+    if count() == 1:
+        return list(values)
+    weight = tf.cast(rows, num_rows.dtype) / num_rows
+    floats = [x for x in values if x.dtype.is_floating]
+    # On a replica without rows, values that are means over rows are NaN.
+    means = iter(total([tf.math.multiply_no_nan(x, tf.cast(weight, x.dtype)) for x in floats]))
+    return [next(means) if x.dtype.is_floating else x for x in values]
+
+
+def gathered(tensors: Any, axis: int) -> Any:
+    """Returns a nest of tensors, concatenated over replicas along `axis`."""
+    return tensors if count() == 1 else Replicas.joined(tensors, axis)
 
 
 class Replicas:

@@ -6,8 +6,8 @@ from tfp_sgmcmc.internal import keras_backend
 keras_backend.check()
 
 from tfp_sgmcmc.keras import losses
-from tfp_sgmcmc.keras.baselines.last_layer import last_layer_laplace
-from tfp_sgmcmc.keras.baselines.swag import SWAG
+from tfp_sgmcmc.keras.last_layer import last_layer_laplace
+from tfp_sgmcmc.keras.swag import SWAG
 from tfp_sgmcmc.keras.callback import SamplerCallback
 from tfp_sgmcmc.keras.data.fit_batches import IndependentBatches
 from tfp_sgmcmc.keras.data.fit_batches import WorkerBatches

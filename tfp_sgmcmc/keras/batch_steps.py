@@ -1,5 +1,10 @@
 """The training steps of a `fit`, in one process and on several workers.
 
+Keras calls no hook when `fit` fails, so what is put into a model for the length of a fit may stay
+there. Here the model gets its train function when a batch begins, and gets its previous function
+back before the batch is over, whatever happens in it. Nothing is left to undo when callbacks,
+validation, data or the user interrupt the fit elsewhere.
+
 Keras 3 reduces the logs of a step over workers along an axis that scalars do not have, and asks all
 workers at each step whether they have data. The functions of this module do neither. All workers
 must begin the same fit.
@@ -7,6 +12,7 @@ must begin the same fit.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 from collections.abc import Callable, Mapping
@@ -15,16 +21,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfp_sgmcmc.internal import replicas
 from tfp_sgmcmc.internal.replicas import first_local, held_by_process
 from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.checks.fit_preflight import Preflight
 from tfp_sgmcmc.keras.data.fit_batches import BatchIterator, ResidentData, WorkerBatches, data_asked
 from tfp_sgmcmc.keras.data.training_data import Source, validation_of_fit
-from tfp_sgmcmc.keras.model import internals, replica_context
+from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.records.fit_fingerprint import FitProblem
 from tfp_sgmcmc.keras.records.recorder import Recorder
 from tfp_sgmcmc.storage.checkpoint import differences
 
+_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 _PACKAGES = ("tensorflow", "keras", "tensorflow-probability", "numpy")
 
 
@@ -87,11 +95,172 @@ class BatchSteps:
         return chain
 
 
+class BatchTrainFunction:
+    """Replaces `model.train_function` from `install` until it has been called once.
+
+    Args:
+      model: a compiled model.
+      train_step: takes the place of `model.train_step`; Keras compiles and repeats it as usual.
+      before: called once, with the specification of a batch, before the function is compiled. It
+        makes variables: TensorFlow traces a function twice if it makes them while it is traced.
+      after: called after every execution, also after one that failed.
+      function: takes the place of the function that Keras would make of `train_step`.
+      cause_in_data: returns in words which data an operation of the step cannot take, or None.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        train_step: Callable[[Any], Any],
+        before: Callable[[Any], None],
+        after: Callable[[], None],
+        function: Callable[[Any], Any] | None = None,
+        cause_in_data: Callable[[], str | None] | None = None,
+    ):
+        self._model, self._after, self._cause_in_data = model, after, cause_in_data
+        self._before: Callable[[Any], None] | None = before
+        if function is not None:
+            self._function = function
+            return
+        previous = model.train_function
+        try:
+            model.train_step = train_step
+            model.make_train_function(force=True)
+            self._function = model.train_function
+        finally:
+            vars(model).pop("train_step", None)
+            model.train_function = previous
+
+    def install(self) -> None:
+        """Puts this function into the model."""
+        self._previous, self._model.train_function = self._model.train_function, self
+
+    def restore(self) -> None:
+        """Puts the model's previous function back, if this one is in its place."""
+        if self._model.train_function is self:
+            self._model.train_function = self._previous
+
+    def __call__(self, iterator: Any) -> Any:
+        try:
+            if self._before is not None:
+                spec = _batch_spec(self._model, iterator)
+                if spec is not None:
+                    with self._model.distribute_strategy.scope():
+                        self._before(spec)
+                self._before = None
+            return self._function(iterator)
+        except _LOST as error:
+            if not replicas.are_several(self._model.distribute_strategy):
+                raise
+            raise RuntimeError(
+                "Another worker of this fit was lost. Start all workers again with the same "
+                "arguments: with output=, the chain resumes from worker 0's last checkpoint; "
+                f"without, its samples are lost. TensorFlow's error: {error.message[:300]}"
+            ) from error
+        except tf.errors.InvalidArgumentError as error:
+            cause = self._cause()
+            if cause is None:
+                raise
+            raise ValueError(cause) from error
+        finally:
+            self.restore()
+            self._after()
+
+    def _cause(self) -> str | None:
+        """Returns which data an error comes from, None if that cannot be told."""
+        try:
+            return None if self._cause_in_data is None else self._cause_in_data()
+        except tf.errors.OpError:  # of reading them
+            return None
+
+
+def _batch_spec(model: keras.Model, iterator: Any) -> Any:
+    """Returns `tf.TensorSpec`s of the batches, or None if the step is not compiled at once.
+
+    Data that are None come as `tf.experimental.Optional`, which Keras turns back into None.
+    """
+    if model.run_eagerly:
+        return None
+    if isinstance(iterator, BatchIterator):
+        return iterator.spec(model.distribute_strategy.num_replicas_in_sync)
+    if not isinstance(iterator, tf.data.Iterator):
+        return None
+    spec = keras.tree.map_structure(
+        lambda s: None if isinstance(s, tf.OptionalSpec) else s, iterator.element_spec
+    )
+    return spec if all(isinstance(s, tf.TensorSpec) for s in internals.array_leaves(spec)) else None
+
+
+def check_callbacks(
+    callback_list: keras.callbacks.CallbackList | None,
+    sampler: keras.callbacks.Callback,
+    stored: bool,
+) -> None:
+    """Raises ValueError if other callbacks of a fit do not go with the sampler among them.
+
+    A sampler is `stored` if it saves its chain.
+    """
+    callbacks = callback_list.callbacks if callback_list else [sampler]
+    name = type(sampler).__name__
+    given = sum(isinstance(c, type(sampler)) for c in callbacks)
+    if given > 1:
+        raise ValueError(
+            f"fit must have one {name}, which samples num_chains chains. Received: {given}."
+        )
+    stop = keras.callbacks.EarlyStopping
+    if getattr(sampler, "is_annealed", False) and any(isinstance(c, stop) for c in callbacks):
+        raise ValueError(
+            "EarlyStopping must be left out with SamplerCallback(), which cools along all epochs "
+            "of fit and then chooses the part of the run that predicts best. Received: one beside "
+            "it. Give fit about as many epochs as one network takes until it stops."
+        )
+    kind = keras.callbacks.BackupAndRestore
+    backups = [i for i, c in enumerate(callbacks) if isinstance(c, kind)]
+    if backups and not stored:
+        raise ValueError(
+            "BackupAndRestore saves the model's weights alone, from which a chain cannot go on. "
+            f"Give {name} a directory, which saves all of the chain."
+        )
+    plateau = keras.callbacks.ReduceLROnPlateau
+    if stored and any(isinstance(c, plateau) for c in callbacks[callbacks.index(sampler) :]):
+        raise ValueError(
+            f"ReduceLROnPlateau must come before {name} in callbacks, which saves the learning "
+            "rate at the end of an epoch. Received: it comes after."
+        )
+    if backups and backups[-1] > callbacks.index(sampler):
+        raise ValueError(
+            f"BackupAndRestore must come before {name} in callbacks, or be left out. Received: it "
+            f"comes after, and would overwrite what {name} restores."
+        )
+
+
+def guard(callbacks: keras.callbacks.CallbackList, restore: Callable[[], None]) -> None:
+    """Makes the callbacks call `restore` when one of them raises before a batch."""
+    method = callbacks.on_train_batch_begin
+
+    @functools.wraps(method)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except BaseException:
+            restore()
+            raise
+
+    callbacks.on_train_batch_begin = guarded
+
+
 class WorkerGroup:
-    """The workers of a fit. In one process without replicas it does nothing."""
+    """The workers of a fit. In one process without replicas it does nothing.
+
+    For the length of a `fit` with `WorkerBatches` it replaces methods of the model.
+    `get_metrics_result` sums the metrics of all replicas by one collective operation, where Keras
+    reads each variable by one of its own. `test_function` evaluates `validation_data`. Both are
+    public attributes of a model, and do the same as the originals.
+    """
 
     def __init__(self) -> None:
-        self._fit: WorkerFit | None = None
+        self._model: keras.Model | None = None  # while its methods are replaced
+        self._function_before: Any = None
 
     def begin(
         self,
@@ -114,7 +283,7 @@ class WorkerGroup:
             message names.
         """
         self.end()
-        if not replica_context.are_several(model.distribute_strategy):
+        if not replicas.are_several(model.distribute_strategy):
             return begin(is_stored)
         problems: list[FitProblem] = []
 
@@ -125,9 +294,7 @@ class WorkerGroup:
             found |= {**problems[0].of_fit, **problems[0].of_all}
             return json.dumps(found).encode()
 
-        found = [
-            json.loads(x) for x in replica_context.exchanged(model.distribute_strategy, describe)
-        ]
+        found = [json.loads(x) for x in replicas.exchanged(model.distribute_strategy, describe)]
         for number, other in enumerate(found):
             if what := differences(found[0], other):
                 what = what.replace("but here", f"but worker {number} has")
@@ -150,20 +317,47 @@ class WorkerGroup:
 
     def start(self, model: keras.Model, source: Source) -> None:
         """Gives the model what it needs for the length of the fit."""
-        if self.is_needed(model, source):
-            self._fit = WorkerFit(model)
+        if not self.is_needed(model, source):
+            return
+        strategy = model.distribute_strategy
+        self._model, self._function_before = model, model.test_function
+
+        @tf.function(autograph=False)
+        def totals() -> dict[str, tf.Tensor]:
+            return first_local(strategy, strategy.run(lambda: internals.metrics_result(model)))
+
+        def result() -> dict[str, tf.Tensor]:
+            inside = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
+            # Within a step Keras asks for those of one replica.
+            return type(model).get_metrics_result(model) if inside else totals()
+
+        model.get_metrics_result = result
+        model.test_function = ShareFunction(model, functools.partial(_test, model))
 
     def end(self) -> None:
         """Takes it away, if that was not done yet."""
-        if self._fit is not None:
-            self._fit.end()
-        self._fit = None
+        if self._model is not None:
+            vars(self._model).pop("get_metrics_result", None)
+            self._model.test_function, self._model = self._function_before, None
 
     def is_needed(self, model: keras.Model, source: Source) -> bool:
         """Returns whether a fit takes its steps on shares."""
         strategy = model.distribute_strategy
-        on_several = replica_context.are_several(strategy) or strategy.num_replicas_in_sync > 1
+        on_several = replicas.are_several(strategy) or strategy.num_replicas_in_sync > 1
         return source.has_shares and on_several
+
+
+def _test(model: keras.Model, share: tuple[Any, Any, Any], rows: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Updates the metrics by a share, unless it is empty; returns those of this replica."""
+    del rows
+    data = keras.utils.pack_x_y_sample_weight(*share)
+
+    def update() -> tf.Tensor:
+        model.test_step(data)
+        return tf.constant(True)
+
+    tf.cond(tf.shape(internals.array_leaves(share)[0])[0] > 0, update, lambda: tf.constant(False))
+    return type(model).get_metrics_result(model)
 
 
 def _check_validation(data: Any) -> None:
@@ -245,49 +439,3 @@ class ShareFunction:
             return self._step(internals.map_arrays(lambda _: next(left), like), rows)
 
         return first_local(self._strategy, self._strategy.run(on_replica))
-
-
-class WorkerFit:
-    """Replaces methods of a model for the length of a `fit` with `WorkerBatches`.
-
-    `get_metrics_result` sums the metrics of all replicas by one collective operation, where Keras
-    reads each variable by one of its own. `test_function` evaluates `validation_data`. Both are
-    public attributes of a model, and do the same as the originals.
-    """
-
-    def __init__(self, model: keras.Model):
-        self._model, strategy = model, model.distribute_strategy
-        self._function_before = model.test_function
-
-        @tf.function(autograph=False)
-        def totals() -> dict[str, tf.Tensor]:
-            return first_local(
-                strategy, strategy.run(lambda: replica_context.metrics_result(model))
-            )
-
-        def result() -> dict[str, tf.Tensor]:
-            inside = tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context()
-            # Within a step Keras asks for those of one replica.
-            return type(model).get_metrics_result(model) if inside else totals()
-
-        model.get_metrics_result = result
-        model.test_function = ShareFunction(model, self._test)
-
-    def _test(self, share: tuple[Any, Any, Any], rows: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Updates the metrics by a share, unless it is empty; returns those of this replica."""
-        del rows
-        data = keras.utils.pack_x_y_sample_weight(*share)
-
-        def update() -> tf.Tensor:
-            self._model.test_step(data)
-            return tf.constant(True)
-
-        tf.cond(
-            tf.shape(internals.array_leaves(share)[0])[0] > 0, update, lambda: tf.constant(False)
-        )
-        return type(self._model).get_metrics_result(self._model)
-
-    def end(self) -> None:
-        """Gives the model its functions back."""
-        vars(self._model).pop("get_metrics_result", None)
-        self._model.test_function = self._function_before

@@ -11,23 +11,22 @@ import keras
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.internal import replicas
+from tfp_sgmcmc.keras import batch_steps
 from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit, check_single_replica
-from tfp_sgmcmc.keras.batch_steps import BatchSteps, WorkerGroup
 from tfp_sgmcmc.keras.chain.chain import check_same_variables
 from tfp_sgmcmc.keras.checks.data_check import cause_in_data
 from tfp_sgmcmc.keras.checks.fit_preflight import check_samplable
-from tfp_sgmcmc.keras.checks.progress_lines import Phase
 from tfp_sgmcmc.keras.data import training_data
 from tfp_sgmcmc.keras.data.fit_batches import IndependentBatches, ResidentData
-from tfp_sgmcmc.keras.data.train_function import BatchTrainFunction, check_callbacks, guard
 from tfp_sgmcmc.keras.fit_result import FitResult
 from tfp_sgmcmc.keras.fit_settings import FitSettings
-from tfp_sgmcmc.keras.model import internals, replica_context
+from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.options import Chains, Collect, accepts_old_arguments, forwards_old_attributes
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
 from tfp_sgmcmc.keras.posterior.predict import Prediction
-from tfp_sgmcmc.keras.records.fit_plan import FitPlan
+from tfp_sgmcmc.keras.records.fit_plan import FitPlan, Phase
 from tfp_sgmcmc.keras.records.sample_log import StoredSampleLog, on_worker
 from tfp_sgmcmc.kernels.base import StepSize
 from tfp_sgmcmc.storage.directory import Directory
@@ -258,9 +257,9 @@ class SamplerCallback(keras.callbacks.Callback):
         self.recorder = self._recorder = settings.make_recorder()
         self._preflight = settings.make_preflight()
         self.result = FitResult(self._recorder, self._preflight.results, settings)
-        self._train_function: BatchTrainFunction | None = None
-        self._workers, self._phase = WorkerGroup(), Phase()
-        self._steps = BatchSteps(self._recorder, self._preflight, self._start_chain)
+        self._train_function: batch_steps.BatchTrainFunction | None = None
+        self._workers, self._phase = batch_steps.WorkerGroup(), Phase()
+        self._steps = batch_steps.BatchSteps(self._recorder, self._preflight, self._start_chain)
         self._data: list[Any] = []
         self.is_in_fit = False
 
@@ -423,9 +422,6 @@ class SamplerCallback(keras.callbacks.Callback):
             as in `sgmcmc.GrowingBatch`, until they hold all N examples. This needs a model that is
             compiled with `jit_compile=False`, `reshuffle="step"` and `steps_per_epoch`.
         """
-        replica_context.check_alone(
-            "resident data", "WorkerBatches(IndependentBatches(x, y, batch_size))"
-        )
         data = ResidentData(
             (x, y, sample_weight),
             batch_size,
@@ -477,7 +473,7 @@ class SamplerCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         self.is_in_fit = True
         is_stored = isinstance(self._recorder.samples, StoredSampleLog)
-        check_callbacks(self._callback_list, self, is_stored)
+        batch_steps.check_callbacks(self._callback_list, self, is_stored)
         num_epochs, model = self.params["epochs"], self.model
         source = training_data.training_source(model, self._data)
         if self._recorder.chain is None:
@@ -511,11 +507,11 @@ class SamplerCallback(keras.callbacks.Callback):
             self._compilation = compilation
             self._make_train_function()
         if self._callback_list is not None:
-            guard(self._callback_list, self._restore)
+            batch_steps.guard(self._callback_list, self._restore)
 
     def _make_train_function(self) -> None:
         steps, model = self._steps, self.model
-        self._train_function = BatchTrainFunction(
+        self._train_function = batch_steps.BatchTrainFunction(
             model,
             functools.partial(steps.take, model),
             functools.partial(steps.prepare, model),
@@ -567,7 +563,7 @@ class SamplerCallback(keras.callbacks.Callback):
         if chain is not None and self.params.get("verbose"):
             phase = self._phase.line(chain.state.status(), chain.is_pilot, burnin)
             for line in (phase, self._preflight.results.line()):
-                if line is not None and replica_context.is_first(self.model.distribute_strategy):
+                if line is not None and replicas.is_first(self.model.distribute_strategy):
                     print(line)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:

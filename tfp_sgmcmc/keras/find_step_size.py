@@ -16,7 +16,7 @@ from tfp_sgmcmc.keras.adaptation.linear_predictions import (
     predictions_for,
 )
 from tfp_sgmcmc.keras.chain.chain import Chain, check_variables
-from tfp_sgmcmc.keras.chain.ring_buffer import Collection
+from tfp_sgmcmc.keras.chain.collection import Collection
 from tfp_sgmcmc.keras.checks.data_check import check_data
 from tfp_sgmcmc.keras.checks.local_geometry import CompiledGradients, measure_geometry
 from tfp_sgmcmc.keras.data.fit_batches import training_arrays

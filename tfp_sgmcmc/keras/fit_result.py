@@ -9,9 +9,9 @@ import numpy as np
 
 from tfp_sgmcmc.keras.adaptation.annealed_ensemble import WindowChoice
 from tfp_sgmcmc.keras.adaptation.network_settings import NetworkSettings
-from tfp_sgmcmc.keras.checks.progress_lines import CheckResults
 from tfp_sgmcmc.keras.fit_settings import FitSettings
 from tfp_sgmcmc.keras.posterior.posterior import Posterior, step_size_weights
+from tfp_sgmcmc.keras.records.fit_plan import CheckResults
 from tfp_sgmcmc.keras.records.recorder import Recorder
 from tfp_sgmcmc.sampling.result import Timings
 

@@ -15,7 +15,7 @@ from tfp_sgmcmc.keras.adaptation import annealed_ensemble
 from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit
 from tfp_sgmcmc.keras.adaptation.network_pilot import make_pilot
 from tfp_sgmcmc.keras.chain.chain import Chain, check_variables, recorded_variables
-from tfp_sgmcmc.keras.chain.noise_monitor import noise_monitor
+from tfp_sgmcmc.keras.chain.collection import NoiseMonitor
 from tfp_sgmcmc.keras.checks.fit_preflight import Preflight
 from tfp_sgmcmc.keras.data.training_data import Source, initial_epoch_of_fit
 from tfp_sgmcmc.keras.model import internals
@@ -24,7 +24,7 @@ from tfp_sgmcmc.keras.options import Chains, Collect, as_chains, as_collect, che
 from tfp_sgmcmc.keras.records.fit_fingerprint import describe_keep
 from tfp_sgmcmc.keras.records.fit_plan import FitPlan, make_plan, num_due
 from tfp_sgmcmc.keras.records.recorder import FitNumbers, Recorder
-from tfp_sgmcmc.keras.records.sample_log import SampleLog, StoredSampleLog, stored_settings
+from tfp_sgmcmc.keras.records.sample_log import SampleLog, StoredSampleLog, stored_run
 from tfp_sgmcmc.storage.directory import Directory, as_directory
 
 _NUMBERS = ("num_burnin_steps", "num_steps_between_results")
@@ -65,7 +65,8 @@ class FitSettings:
         check_num_examples: bool,
     ):
         self.directory = as_directory(output)
-        self._stored = stored_settings(self.path)
+        run = stored_run(self.path)
+        self._stored: dict[str, Any] = {} if run is None else run.header["fingerprint"]
         seed = self._stored.get("seed") if seed is None else seed
         self.seed = random.as_seed(random.fresh_seed() if seed is None else seed)
         self.ensemble: annealed_ensemble.AnnealedEnsemble | None = None
@@ -104,14 +105,14 @@ class FitSettings:
         self.auto: AutomaticFit | None = None
         if isinstance(self._make_kernel_fn, str):
             burnin = self._collect.num_burnin_epochs
-            self.auto = AutomaticFit(make_pilot(bound, self.path, burnin, **self._noise))
+            self.auto = AutomaticFit(make_pilot(bound, run, burnin, **self._noise))
         self._follows = self._collect_of(1).depends_on_fit or self._has_half
         self.is_complete = num_examples is not None and not self._follows and self.ensemble is None
-        self.monitor = noise_monitor(
-            self._noise["noise_every"],
-            self._noise["sampling_threshold"],
-            self._collect.num_burnin_steps or 0,
-        )
+        every, threshold = self._collect.noise_every, self._collect.sampling_threshold
+        self.monitor: NoiseMonitor | None = None
+        if every is not None or threshold is not None:
+            burnin = self._collect.num_burnin_steps or 0
+            self.monitor = NoiseMonitor(every, threshold, burnin)
         self.numbers = FitNumbers(
             self._collect.over(1, 1),
             num_examples,

@@ -11,12 +11,12 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar, cast
 
+import numpy as np
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.keras.chain.ring_buffer import Collection, checked_distance
-from tfp_sgmcmc.keras.checks.fit_preflight import checked_keep
+from tfp_sgmcmc.keras.chain.collection import Collection
 from tfp_sgmcmc.kernels.base import StepSize, check_positive
 from tfp_sgmcmc.storage.directory import Directory
 
@@ -40,8 +40,6 @@ _COLLECT = {
     "sampling_threshold": None,
     "noise_every": None,
 }
-_CHAINS = {"num_chains": None, "initial_states": "initializers"}
-_OUTPUT = {"directory": None, "seconds_between_commits": 10.0}
 _MOVED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "sample_steps": ('result.trace["step"]', lambda s: s.result.trace["step"]),
     "sample_step_sizes": ('result.trace["step_size"]', lambda s: s.result.trace["step_size"]),
@@ -53,7 +51,10 @@ _MOVED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "temperatures": ("result.temperatures", lambda s: s.result.temperatures),
     "outputs": ("posterior.outputs", lambda s: s.posterior.outputs),
 }
-_OLD = {"make_kernel_fn", *_COLLECT, *_CHAINS, *_OUTPUT}
+_OLD = {
+    "make_kernel_fn", *_COLLECT, "num_chains", "initial_states", "directory",
+    "seconds_between_commits",
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,13 +116,18 @@ class Collect:
                 "Received: both."
             )
         checks.integer("num_results", self.num_results, 1)
-        checked_distance(self.mixing_distance, self.num_steps_between_results or 0)
+        checks.optional(checks.positive, "mixing_distance", self.mixing_distance)
+        if self.mixing_distance is not None and self.num_steps_between_results:
+            raise ValueError(
+                "Only one of mixing_distance and num_steps_between_results can choose the samples. "
+                f"Received: {self.mixing_distance} and {self.num_steps_between_results}."
+            )
         checks.optional(checks.positive, "sampling_threshold", self.sampling_threshold)
         checks.optional(checks.integer, "noise_every", self.noise_every, 1)
         if isinstance(self.keep, str):
             checks.one_of("keep", self.keep, ("sampling",))
-        else:
-            checked_keep(self.keep)
+        elif self.keep is not None:
+            _check_keep(self.keep)
 
     def with_phases(self, step_size: Any) -> Collect:
         """Returns these options with the word "sampling" as the schedule's `is_sampling`.
@@ -185,8 +191,8 @@ class Collect:
             burnin,
             thinning,
             bool(self.num_burnin_epochs) or has_threshold,
-            checked_keep(self.keep),
-            checked_distance(self.mixing_distance, thinning),
+            None if isinstance(self.keep, str) else self.keep,
+            self.mixing_distance,
             has_threshold,
         )
 
@@ -221,6 +227,20 @@ class Chains:
 
     def __post_init__(self) -> None:
         checks.integer("num_chains", self.num_chains, 1)
+
+
+def _check_keep(keep: Any) -> None:
+    """Raises TypeError unless `keep` is a function that returns one truth value at step 0."""
+    if not callable(keep):
+        raise TypeError(
+            "keep must be a callable, step -> whether its state is kept. Received: a "
+            f"{type(keep).__name__}."
+        )
+    step = tf.zeros([], tf.int64)
+    found = checks.accepts("keep", keep, step)(step)
+    array = np.asarray(found)
+    if array.dtype != np.bool_ or array.shape != ():
+        raise TypeError(f"keep must return one truth value for a step. Received: {found!r}.")
 
 
 def as_chains(value: Chains | int | None) -> Chains | None:
@@ -344,30 +364,24 @@ def _grouped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, A
         )
     flat = {name: x for name, x in given.items() if name not in _OLD}
     flat["kernel"] = given.get("kernel", given.get("make_kernel_fn"))
-    shown = {"kernel": _text("kernel", flat["kernel"])}
-    shown |= {name: _text(name, x) for name, x in flat.items() if name != "kernel"}
+    shown = {name: _text(name, x) for name, x in flat.items()}
     collect = {name: given.get(name, x) for name, x in _COLLECT.items()}
     flat["collect"] = Collect(**collect)
     numbers = [str(collect["num_burnin_steps"]), str(collect["num_steps_between_results"])]
     shown["collect"] = _call("Collect", numbers, given, list(_COLLECT)[2:])
     if given.get("num_chains") is not None:
         flat["chains"] = Chains(given["num_chains"], given.get("initial_states", "initializers"))
-        own = "initial_states" in given
-        shown["chains"] = (
-            _call("Chains", [str(given["num_chains"])], given, ["initial_states"])
-            if own
-            else str(given["num_chains"])
-        )
-    seconds = given.get("seconds_between_commits", _OUTPUT["seconds_between_commits"])
-    if given.get("directory") is not None or seconds != _OUTPUT["seconds_between_commits"]:
-        place = Directory("." if given.get("directory") is None else given["directory"],
-                          seconds_between_commits=seconds)  # fmt: skip
-        if given.get("directory") is not None:
-            flat["output"] = place
-            path = _text("directory", given["directory"])
-            shown["output"] = path
-            if "seconds_between_commits" in given:
-                shown["output"] = _call("Directory", [path], given, ["seconds_between_commits"])
+        shown["chains"] = str(given["num_chains"])
+        if "initial_states" in given:
+            shown["chains"] = _call("Chains", [shown["chains"]], given, ["initial_states"])
+    path, seconds = given.get("directory"), given.get("seconds_between_commits", 10.0)
+    place = Directory("." if path is None else path, seconds_between_commits=seconds)
+    if path is not None:
+        flat["output"], shown["output"] = place, _text("directory", path)
+        if "seconds_between_commits" in given:
+            shown["output"] = _call(
+                "Directory", [shown["output"]], given, ["seconds_between_commits"]
+            )
     kernel = shown.pop("kernel")
     rest = "".join(f", {name}={text}" for name, text in shown.items())
     return flat, f"SamplerCallback({kernel}{rest})"

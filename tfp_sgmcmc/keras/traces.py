@@ -12,11 +12,10 @@ import keras
 import numpy as np
 
 from tfp_sgmcmc.diagnostics.convergence import RunningMoments
-from tfp_sgmcmc.internal import checks
+from tfp_sgmcmc.internal import checks, replicas
 from tfp_sgmcmc.internal.extras import advised
 from tfp_sgmcmc.keras.callback import SamplerCallback
 from tfp_sgmcmc.keras.chain.chain import Chain
-from tfp_sgmcmc.keras.model import replica_context
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
 
 _PROBE_SAMPLES = 20  # of each chain and epoch, that predict the probe
@@ -125,7 +124,7 @@ class Traces(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         chain = self._sampler.recorder.chain
-        if chain is None or not replica_context.is_first(self.model.distribute_strategy):
+        if chain is None or not replicas.is_first(self.model.distribute_strategy):
             return
         if chain is not self._chain:  # a pilot has chosen another kernel, or the first epoch
             self._forget()

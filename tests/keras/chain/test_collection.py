@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from tests.keras.small_models import affine, linear, sampler, sgld, unit_normal
-from tfp_sgmcmc.keras.chain.ring_buffer import Collection
+from tfp_sgmcmc.keras.chain.collection import Collection
 
 N, B, D = 12, 4, 2
 RNG = np.random.default_rng(0)

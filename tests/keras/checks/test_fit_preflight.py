@@ -190,6 +190,13 @@ class TestSecondFit:
         fit(model, callback, batch_size=10, epochs=2)  # other batches of the same data
         assert len(callback.samples[0]) == 9
 
+    def test_data_that_were_changed_in_place_are_refused(self):
+        callback, model, x = standard(), classifier(), X.copy()
+        fit(model, callback, x=x)
+        x += 1
+        with pytest.raises(ValueError, match="from one posterior. Received: another x"):
+            fit(model, callback, x=x)
+
     def test_another_loss_is_refused(self):
         """The same one, compiled again, is accepted."""
         callback, model = standard(), classifier()

@@ -11,7 +11,7 @@ from tests.keras.small_models import unit_normal
 from tfp_sgmcmc import random
 from tfp_sgmcmc.keras.adaptation import network_settings
 from tfp_sgmcmc.keras.chain.chain import Chain
-from tfp_sgmcmc.keras.chain.ring_buffer import Collection
+from tfp_sgmcmc.keras.chain.collection import Collection
 from tfp_sgmcmc.keras.checks import local_geometry
 from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model import internals

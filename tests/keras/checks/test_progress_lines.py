@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.keras.small_models import linear, sampler, sgld, unit_normal
-from tfp_sgmcmc.keras.chain.noise_monitor import noise_monitor
+from tfp_sgmcmc.keras.chain.collection import NoiseMonitor
 from tfp_sgmcmc.keras.checks import curvature_check
 
 CHECKS_CURVATURE = True
@@ -47,7 +47,7 @@ def test_batches_end_without_waiting():
 
 @pytest.mark.parametrize("threshold, limit", [(None, 0.1), (0.3, 0.3)])
 def test_noise_counts_once_samples_are_kept(threshold, limit):
-    monitor = noise_monitor(1, threshold, 0)
+    monitor = NoiseMonitor(1, threshold, 0)
     for alpha, samples, expected in (
         (1.01 * limit, 5, True), (0.99 * limit, 5, False), (1.01 * limit, 0, None),
         (np.nan, 5, None),

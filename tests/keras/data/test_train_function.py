@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
-from tfp_sgmcmc.keras.data import train_function
-from tfp_sgmcmc.keras.model import replica_context
+from tfp_sgmcmc.internal import replicas
+from tfp_sgmcmc.keras import batch_steps
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[40, 3]).astype(np.float32)
@@ -246,9 +246,9 @@ def test_a_lost_worker_is_explained(are_several, monkeypatch):
     def lose(iterator):
         raise tf.errors.UnavailableError(None, None, "connection reset")
 
-    monkeypatch.setattr(replica_context, "are_several", lambda strategy: are_several)
+    monkeypatch.setattr(replicas, "are_several", lambda strategy: are_several)
     nothing = [lambda *args: None] * 3
-    function = train_function.BatchTrainFunction(make_model(), *nothing, function=lose)
+    function = batch_steps.BatchTrainFunction(make_model(), *nothing, function=lose)
     error = RuntimeError if are_several else tf.errors.UnavailableError
     words = "Another worker of this fit was lost. .*connection reset" if are_several else "conn"
     with pytest.raises(error, match=words):

@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from tests.keras import small_models
 from tests.keras.small_models import sgld
+from tfp_sgmcmc.internal import replicas
 from tfp_sgmcmc.internal.replicas import check_cluster
 from tfp_sgmcmc.keras import IndependentBatches, WorkerBatches
 from tfp_sgmcmc.keras.batch_steps import WorkerGroup
-from tfp_sgmcmc.keras.model import replica_context
+from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.records.fit_fingerprint import FitProblem
 
 X = np.arange(30.0, dtype=np.float32).reshape([15, 2])
@@ -115,13 +116,13 @@ def test_a_strategy_without_a_cluster_is_refused(monkeypatch):
     monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", ClusterOf)
     model = type("Model", (), {"distribute_strategy": ClusterOf()})()
     with pytest.raises(ValueError, match="must have the addresses of its workers.*TF_CONFIG"):
-        replica_context.check_distribution(model)
+        internals.check_distribution(model)
     check_cluster(ClusterOf("host:1"))
 
 
 def test_differences_between_workers_are_named(monkeypatch):
     """The messages are those of three workers, of which the last has another seed and data."""
-    monkeypatch.setattr(replica_context, "are_several", lambda _: True)
+    monkeypatch.setattr(replicas, "are_several", lambda _: True)
     answers = []
 
     def exchanged(strategy, make):
@@ -129,7 +130,7 @@ def test_differences_between_workers_are_named(monkeypatch):
         answers.append(own)
         return [json.dumps(x).encode() for x in (own, own, {**own, "x": "00", "seed": 4})]
 
-    monkeypatch.setattr(replica_context, "exchanged", exchanged)
+    monkeypatch.setattr(replicas, "exchanged", exchanged)
     model = small_models.linear()
     problem = FitProblem({"x": "ab"}, {"batch_size": 5})
     words = "on worker 2. Worker 0 has seed: 3, but worker 2 has 4; x: ab"
@@ -137,16 +138,16 @@ def test_differences_between_workers_are_named(monkeypatch):
         WorkerGroup().begin(model, lambda _: problem, False, {"seed": 3})
     assert {"version of keras", "seed", "batch_size", "x"} <= answers[0].keys()
 
-    monkeypatch.setattr(replica_context, "exchanged", lambda _, make: [make()] * 3)
+    monkeypatch.setattr(replicas, "exchanged", lambda _, make: [make()] * 3)
     assert WorkerGroup().begin(model, lambda _: problem, False, {"seed": 3}) is problem
 
 
 def test_an_error_on_one_worker_is_told_on_all(monkeypatch):
     """`messages` stands for two workers with the same message, and then for one that failed."""
-    monkeypatch.setattr(replica_context, "messages", lambda _, message: [message, message])
-    assert replica_context.exchanged(None, lambda: b"abc") == [b"abc", b"abc"]
+    monkeypatch.setattr(replicas, "messages", lambda _, message: [message, message])
+    assert replicas.exchanged(None, lambda: b"abc") == [b"abc", b"abc"]
     with pytest.raises(OSError, match="no such disk"):
-        replica_context.exchanged(None, lambda: (_ for _ in ()).throw(OSError("no such disk")))
-    monkeypatch.setattr(replica_context, "messages", lambda _, message: [b"-no such disk", message])
+        replicas.exchanged(None, lambda: (_ for _ in ()).throw(OSError("no such disk")))
+    monkeypatch.setattr(replicas, "messages", lambda _, message: [b"-no such disk", message])
     with pytest.raises(ValueError, match="Worker 0 cannot go on: no such disk"):
-        replica_context.exchanged(None, lambda: b"abc")
+        replicas.exchanged(None, lambda: b"abc")

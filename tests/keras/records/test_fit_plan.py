@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.keras.small_models import affine, sampler, sequential, sgld, unit_normal
-from tfp_sgmcmc.keras.chain.ring_buffer import NEVER, Collection
+from tfp_sgmcmc.keras.chain.collection import NEVER, Collection
 from tfp_sgmcmc.keras.records.fit_plan import num_due
 
 N, B, D = 12, 4, 2

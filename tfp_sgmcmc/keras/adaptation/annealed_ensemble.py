@@ -23,7 +23,6 @@ from tfp_sgmcmc.kernels.annealed_sghmc import AnnealedSGHMC
 from tfp_sgmcmc.schedules import CosineTail, GeometricDecay
 
 _SHARE, _MOST = 0.4, 400  # of the rows, and rows
-_CANDIDATES = _MOST + 1  # the last one bounds the hashes of the others
 
 Window = tuple[float, float]
 
@@ -83,54 +82,59 @@ def left_out_pool(
     """
     if source.passes is None:
         return None
-    found = _candidates(source.passes(), key)
+    hashes, weights = _hashes_and_weights(source.passes(), key)
+    counts = weights != 0
+    total = num_examples * (np.count_nonzero(counts) / len(counts))
+    size, ordered = int(min(_SHARE * total, _MOST)), np.sort(hashes[counts])
+    bound = int(ordered[size]) if size < len(ordered) else 2**32
+    wanted = ordered[ordered < bound]
+    batches = source.passes()
+    if source.arrays is not None:
+        batches = iter([source.rows(np.flatnonzero(np.isin(hashes, wanted) & counts))])
+    found = _rows_with(wanted, batches, key)
     if found is None:
         return None
-    hashes, x, y, weight, share, mean_weight = found
-    total = num_examples * share
-    size = int(min(_SHARE * total, _MOST))
-    bound = int(hashes[size]) if size < len(hashes) else 2**32
-    chosen = np.flatnonzero(hashes < bound)
-    if not len(chosen) or not _come_again(source, key, hashes[chosen]):
-        return None
-    x, y, weight = (internals.map_arrays(lambda a: a[chosen], nest) for nest in (x, y, weight))
-    fold = np.asarray(folds(hashes[chosen], num_chains))
-    rows = RowsOfChains(bound, num_chains, key, total - num_missed(fold, num_chains), mean_weight)
+    hashes, x, y, weight = found
+    fold = np.asarray(folds(hashes, num_chains))
+    num_seen = total - num_missed(fold, num_chains)
+    mean_weight = float(weights[counts].mean(dtype=np.float64))
+    rows = RowsOfChains(bound, num_chains, key, num_seen, mean_weight)
     return LeftOutPool(rows, x, y, fold, weight / weight.mean())
 
 
-def _candidates(
-    passes: Iterator[Any], key: int
-) -> tuple[np.ndarray, Any, Any, np.ndarray, float, float] | None:
-    """Returns the rows of positive weight with the smallest hashes, in the order of their hashes.
+def _hashes_and_weights(batches: Iterator[Any], key: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the hashes and the mean weights of all rows."""
+    hashes, means, given = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
+    for x, _, weight in batches:
+        hashes.append(row_hashes(x, key).numpy())
+        means.append(_row_weights(weight, len(hashes[-1])))
+        given += [np.ravel(a) for a in internals.array_leaves(weight)]
+    checks.nonnegative_weights("sample_weight", np.concatenate(given or means))
+    return np.concatenate(hashes), np.concatenate(means)
 
-    They have hashes, inputs, targets and weights. Among all rows, the share of those of positive
-    weight and their mean weight come last. None is returned if there are none, or if targets of
+
+def _rows_with(
+    wanted: np.ndarray, batches: Iterator[Any], key: int
+) -> tuple[np.ndarray, Any, Any, np.ndarray] | None:
+    """Returns hashes, inputs, targets and weights of the rows with such hashes, in their order.
+
+    Rows of weight 0 are left out. None is returned if a hash does not come again, or if targets of
     different length cannot be joined.
     """
-    parts, num_kept, bound = list[tuple[Any, ...]](), 0, 2**32
-    num_rows, known, given = 0, list[np.ndarray](), list[np.ndarray]()
-    for x, y, weight in passes:
+    parts = list[tuple[Any, ...]]()
+    for x, y, weight in batches:
         hashes = row_hashes(x, key).numpy()
-        weights = [np.asarray(a) for a in internals.array_leaves(weight)]
-        each = _row_weights(weights, len(hashes))
-        num_rows += len(hashes)
-        known.append(each[each != 0])
-        given += map(np.ravel, weights)
-        below = np.flatnonzero((hashes < bound) & (each != 0))
-        below = below[np.argsort(hashes[below], kind="stable")[:_CANDIDATES]]
-        if len(below):
-            parts.append(_taken((hashes, x, y, each), below))
-            num_kept += len(below)
-        if num_kept >= 2 * _CANDIDATES:
-            parts = _smallest(parts)
-            num_kept, bound = _CANDIDATES, int(parts[0][0][-1]) if parts else 0
-    each = np.concatenate(known)
-    checks.nonnegative_weights("sample_weight", np.concatenate(given or known))
-    parts = _smallest(parts)
-    if not parts:
+        each = _row_weights(weight, len(hashes))
+        chosen = np.flatnonzero(np.isin(hashes, wanted) & (each != 0))
+        if len(chosen):
+            parts.append(_taken((hashes, x, y, each), chosen))
+    forms = [[a.shape[1:] for a in internals.array_leaves(part[2])] for part in parts]
+    if not parts or any(form != forms[0] for form in forms):
         return None
-    return *parts[0], len(each) / num_rows, float(each.mean(dtype=np.float64))
+    hashes, *others = map(_joined, zip(*parts, strict=True))
+    if not np.isin(wanted, hashes).all():
+        return None
+    return _taken((hashes, *others), np.argsort(hashes, kind="stable"))
 
 
 def _taken(nest: Any, rows: np.ndarray) -> Any:
@@ -138,22 +142,10 @@ def _taken(nest: Any, rows: np.ndarray) -> Any:
     return internals.map_arrays(lambda a: np.asarray(a)[rows], nest)
 
 
-def _smallest(parts: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Returns one part, the rows of all parts with the smallest hashes, in their order.
-
-    Returns none if there is none, or if targets of different length cannot be joined.
-    """
-    forms = [[a.shape[1:] for a in internals.array_leaves(part[2])] for part in parts]
-    if not parts or any(form != forms[0] for form in forms):
-        return []
-    hashes, *others = map(_joined, zip(*parts, strict=True))
-    order = np.argsort(hashes, kind="stable")[:_CANDIDATES]
-    return [_taken((hashes, *others), order)]
-
-
-def _row_weights(weights: Sequence[np.ndarray], num_rows: int) -> np.ndarray:
+def _row_weights(weight: Any, num_rows: int) -> np.ndarray:
     """Returns the mean weight of each row over outputs and places, 1 without weights."""
-    means = [np.reshape(a, [num_rows, -1]).mean(axis=1) for a in weights]
+    arrays = internals.array_leaves(weight)
+    means = [np.reshape(a, [num_rows, -1]).mean(axis=1) for a in arrays]
     return np.mean(means, axis=0) if means else np.ones(num_rows)
 
 
@@ -174,19 +166,6 @@ def _joined(nests: Sequence[Any]) -> Any:
         ])  # fmt: skip
 
     return keras.tree.map_structure(joined, *nests)
-
-
-def _come_again(source: Source, key: int, hashes: np.ndarray) -> bool:
-    """Returns whether another pass over data that are not arrays has rows of these hashes."""
-    if source.arrays is not None:
-        return True
-    assert source.passes is not None
-    missing = set(hashes.tolist())
-    for x, _, _ in source.passes():
-        missing -= set(row_hashes(x, key).numpy().tolist())
-        if not missing:
-            return True
-    return False
 
 
 class WindowChoice(NamedTuple):

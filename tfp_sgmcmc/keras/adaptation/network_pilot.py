@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -29,8 +27,7 @@ from tfp_sgmcmc.keras.model.layer_calls import layers_with_scores
 from tfp_sgmcmc.keras.records import fit_fingerprint
 from tfp_sgmcmc.kernels import SGLD
 from tfp_sgmcmc.preconditioners import RMSprop
-from tfp_sgmcmc.storage.checkpoint import load
-from tfp_sgmcmc.storage.directory import CHECKPOINT
+from tfp_sgmcmc.storage.checkpoint import Checkpoint
 
 _RATE, _STEPS = 3e-3, 100.0  # first step of the descent in a weight, and decay time of its steps
 _TRIALS = (1, 2, 4)  # relative lengths of trials; longer ones come closer to typical states
@@ -204,9 +201,9 @@ def batch_size(chain: Chain, source: Source) -> int:
 
 
 def make_pilot(
-    bound: float | None, directory: Any, num_burnin_epochs: int | None, **others: Any
+    bound: float | None, run: Checkpoint | None, num_burnin_epochs: int | None, **others: Any
 ) -> NetworkPilot:
-    """Returns the pilot of "auto", a `NetworkPilot`. `others` must be None with it.
+    """Returns the pilot of "auto", with the choices of a stored run. `others` must be None.
 
     Raises:
       ValueError: an argument is incompatible with "auto".
@@ -217,7 +214,7 @@ def make_pilot(
                 f'{name} must be None with kernel="auto", which measures the gradient '
                 f"noise itself. Received: {value!r}."
             )
-    return NetworkPilot(bound, num_burnin_epochs, _stored(directory))
+    return NetworkPilot(bound, num_burnin_epochs, None if run is None else _stored(run))
 
 
 def _growth(before: LocalGeometry, after: LocalGeometry) -> float:
@@ -252,14 +249,11 @@ def _covariances(chain: Chain, source: Source) -> tuple[str, ...]:
     return ("full",) if chain.num_variables <= _MOST_FULL else ("diag",)
 
 
-def _stored(directory: str | os.PathLike[str] | None) -> NetworkSettings | None:
-    """Returns the choices of the run in a directory, or None without any."""
-    if directory is None or not (Path(directory) / CHECKPOINT).is_file():
-        return None
-    saved = load(Path(directory) / CHECKPOINT)
-    numbers = saved.header["fingerprint"].get("choices")
+def _stored(run: Checkpoint) -> NetworkSettings | None:
+    """Returns the choices of a run, or None without any."""
+    numbers = run.header["fingerprint"].get("choices")
     if numbers is None:
         return None
-    names = sorted(n for n in saved.leaves if n.startswith("choices['scale']"))
-    scale = [saved.leaves[f"choices['scale'][{i}]"] for i in range(len(names))]
-    return NetworkSettings(numbers, scale, saved.leaves["choices['directions']"])
+    names = sorted(n for n in run.leaves if n.startswith("choices['scale']"))
+    scale = [run.leaves[f"choices['scale'][{i}]"] for i in range(len(names))]
+    return NetworkSettings(numbers, scale, run.leaves["choices['directions']"])

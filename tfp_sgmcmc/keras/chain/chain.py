@@ -17,8 +17,10 @@ import tree
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import CovarianceState
 from tfp_sgmcmc.covariance.base import covariance_states
+from tfp_sgmcmc.internal import replicas
 from tfp_sgmcmc.internal.checks import accepts
 from tfp_sgmcmc.keras.chain.chain_state import ChainState, Status
+from tfp_sgmcmc.keras.chain.collection import Collection, NoiseMonitor, RingBuffer
 from tfp_sgmcmc.keras.chain.initial_states import (
     are_members,
     check_shared,
@@ -26,10 +28,8 @@ from tfp_sgmcmc.keras.chain.initial_states import (
     stacked_starts,
     values_for_chains,
 )
-from tfp_sgmcmc.keras.chain.noise_monitor import NoiseMonitor
-from tfp_sgmcmc.keras.chain.ring_buffer import Collection, RingBuffer
 from tfp_sgmcmc.keras.data.fit_batches import ResidentData
-from tfp_sgmcmc.keras.model import internals, replica_context
+from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.example_scores import ExampleScores, known_rows
 from tfp_sgmcmc.keras.model.log_prob import (
     BatchEvaluation,
@@ -139,7 +139,6 @@ class Chain:
         self.follows_learning_rate = "learning_rate" in vars(target)  # which the kernel has read
         self._scores, self.uses_noise_covariance = ExampleScores(model, num_groups), False
         self.num_groups = num_groups
-        self._recorded: list[keras.Variable] | None = None
         starts: list[tf.Tensor] = []
         self._members: dict[int, np.ndarray] = {}  # moving statistics, by id of the variable
         if num_chains is not None:
@@ -192,7 +191,7 @@ class Chain:
         shown = self._shown(evaluation.forward)
         loss = internals.reported_loss(model, y, shown, sample_weight, target.local_rows)
         figures = [evaluation.log_prob, getattr(results, "gradient_norm", evaluation.log_prob)]
-        if replica_context.count() == 1:  # several replicas have different losses
+        if replicas.count() == 1:  # several replicas have different losses
             figures.append(loss)
         is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(f)) for f in figures])
         # The dependence on `before` lets XLA write in place. Without it, XLA copies the state.
@@ -224,8 +223,8 @@ class Chain:
             )
         )
         metrics = model.compute_metrics(x, y, shown.outputs, sample_weight=sample_weight)
-        if replica_context.count() > 1 and total_rows is None:
-            metrics = replica_context.metrics_result(model)
+        if replicas.count() > 1 and total_rows is None:
+            metrics = internals.metrics_result(model)
         return self._logs(metrics, results, num_kept)
 
     def create(self, x: Any) -> None:
@@ -249,15 +248,15 @@ class Chain:
 
     def create_rings(self, x: Any) -> None:
         """Creates the ring buffers before the first step writes to them."""
-        recorded = self.rings.recorded or self.recorded(x)
         shape = self.state.chain_shape
-        self.rings.create([(v, tf.TensorSpec([*shape, *v.shape], v.dtype)) for v in recorded])
+        specs = [(v, tf.TensorSpec([*shape, *v.shape], v.dtype)) for v in self.recorded(x)]
+        self.rings.create(specs)
 
     def recorded(self, x: Any) -> list[keras.Variable]:
         """Returns the variables whose values make a sample, as the first step finds them."""
-        if self._recorded is None:
-            self._recorded = recorded_variables(self.model, x, self.state.others)
-        return self._recorded
+        if not self.rings.recorded:
+            self.rings.recorded = recorded_variables(self.model, x, self.state.others)
+        return self.rings.recorded
 
     def temperature(self, step: int) -> float:
         """Returns the kernel's temperature at a step, the mean over parts and chains."""

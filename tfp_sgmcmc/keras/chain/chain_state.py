@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.nest import Packing
-from tfp_sgmcmc.keras.model import replica_context
 from tfp_sgmcmc.storage.checkpoint import Checkpoint
 
 
@@ -152,7 +151,7 @@ class ChainState:
     def saved(self) -> dict[str, Any]:
         """Returns the whole state as nests of variables and arrays, once a step was taken."""
         others = self._stacked_variables(self.others or [])
-        early = tf.nest.map_structure(replica_context.on_this_process, self._early())
+        early = tf.nest.map_structure(_on_this_process, self._early())
         return {**early, "others": others, "results": self.results}
 
     def restore(self, saved: Checkpoint) -> None:
@@ -237,3 +236,12 @@ class PackedVariables:
 
 def _as_dtype(x: Any, dtype: tf.DType) -> Any:
     return tf.cast(x, dtype) if tf.is_tensor(x) else x.astype(dtype.as_numpy_dtype)
+
+
+def _on_this_process(variable: Any) -> Any:
+    """Returns the first replica's copy of a variable in this process.
+
+    Reading a metric's variable itself would sum it over all workers, which must then all read it.
+    """
+    is_distributed = isinstance(variable, tf.distribute.DistributedValues)
+    return variable.values[0] if is_distributed else variable

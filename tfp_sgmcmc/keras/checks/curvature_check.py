@@ -15,6 +15,7 @@ from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model.example_scores import count_rows
 from tfp_sgmcmc.keras.model.internals import map_arrays
+from tfp_sgmcmc.keras.records.fit_plan import CheckResults
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
 from tfp_sgmcmc.targets.laplace.curvature import largest_curvature
 from tfp_sgmcmc.targets.minibatch import noise_scale
@@ -36,12 +37,12 @@ class StabilityCheck:
     Nothing is estimated for a kernel without a limit, data that are not visible, or layers without
     second derivatives. There is at most one warning at the start and one later.
 
-    Attributes:
-      has_failed: whether the step was too large at the last check; None if nothing was estimated.
+    Args:
+      results: takes the result of each check, unless nothing was estimated.
     """
 
-    def __init__(self) -> None:
-        self.has_failed: bool | None = None
+    def __init__(self, results: CheckResults):
+        self._results = results
         self._has_warned, self._was_burning_in = False, True
         self._target: tuple[Chain, Target] | None = None  # keeps what it has compiled
 
@@ -94,8 +95,8 @@ class StabilityCheck:
         if found is None:
             return False
         step_size, limit, curvature, noise = found
-        self.has_failed = step_size > limit
-        if not self.has_failed:
+        self._results.record("step size", step_size > limit)
+        if step_size <= limit:
             return False
         if num_steps := chain.state.status().num_steps:
             place, more = f"after {num_steps} steps", "Make a new chain with a smaller step_size."

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model import compiled_loss, internals
-from tfp_sgmcmc.keras.posterior.batches import checked_inputs
-from tfp_sgmcmc.targets.data import rows_not_finite
+from tfp_sgmcmc.keras.posterior.batches import bad_rows, checked_inputs
 
 _MOST_ROWS = 32  # for which outputs and losses are evaluated
 _MOST_NATS = 1000.0  # a target's loss before the first step, beyond which units do not fit
@@ -39,7 +38,7 @@ def check_data(model: keras.Model, source: Source) -> None:
         return
     compiled_loss.check_labels(model, source.arrays[1], outputs)
     for name, nest in zip("xy", source.arrays, strict=False):
-        bad = _rows_not_finite(nest)
+        bad = bad_rows(nest)
         if len(bad) and not _has_finite_loss(model, source.rows(bad[:_MOST_ROWS])):
             raise ValueError(
                 f"{name} must have finite entries wherever the loss depends on them. "
@@ -56,7 +55,7 @@ def _check_units(model: keras.Model, batch: Any, outputs: Any) -> None:
     losses = compiled_loss.negative_log_likelihoods(model, y, outputs, counts).numpy()
     targets = sum(np.size(a) for a in internals.array_leaves(y))
     each = float(np.median(losses)) * len(losses) / max(targets, 1)
-    has_gaps = any(len(_rows_not_finite(nest)) for nest in (x, y))
+    has_gaps = any(len(bad_rows(nest)) for nest in (x, y))
     is_whole = all(np.all(np.asarray(a) % 1 == 0) for a in internals.array_leaves(y))
     most = _MOST_OF_COUNTS if is_whole else _MOST_NATS
     if each < most or (not np.isfinite(each) and has_gaps):  # gaps are told elsewhere
@@ -90,7 +89,7 @@ def cause_in_data(model: keras.Model, source: Source) -> str | None:
         return None
     found, num_rows, wrong_labels = list[int](), 0, ""
     for batch in source.passes():
-        bad = np.union1d(*(_rows_not_finite(nest) for nest in batch[:2]))
+        bad = np.union1d(*(bad_rows(nest) for nest in batch[:2]))
         rows = internals.map_arrays(lambda a, i=bad[:_MOST_ROWS]: tf.gather(a, i), batch)
         if len(bad) and not _has_finite_loss(model, rows):
             found += (num_rows + bad).tolist()
@@ -113,16 +112,6 @@ def _wrong_labels(model: keras.Model, batch: Any) -> str:
     except ValueError as error:
         return f"In a batch, {error}"
     return ""
-
-
-def _rows_not_finite(nest: Any) -> np.ndarray:
-    """Returns the numbers of the rows with NaN or infinite entries."""
-    bad = [np.zeros([0], np.int64)]
-    for leaf in keras.tree.flatten(nest):
-        array = np.asarray(leaf)
-        if array.dtype.kind == "f":
-            bad.append(rows_not_finite(array))
-    return np.unique(np.concatenate(bad))
 
 
 def _has_finite_loss(model: keras.Model, batch: Any) -> bool:

@@ -12,17 +12,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.internal import memory
-from tfp_sgmcmc.internal.checks import accepts, nonnegative_weights
+from tfp_sgmcmc.internal import memory, replicas
+from tfp_sgmcmc.internal.checks import nonnegative_weights
 from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.checks.curvature_check import StabilityCheck
 from tfp_sgmcmc.keras.checks.data_check import check_data
-from tfp_sgmcmc.keras.checks.progress_lines import CheckResults
 from tfp_sgmcmc.keras.data.fit_batches import IndependentBatches, ResidentData
 from tfp_sgmcmc.keras.data.training_data import Source
-from tfp_sgmcmc.keras.model import compiled_loss, internals, replica_context
+from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.records import fit_fingerprint
-from tfp_sgmcmc.keras.records.fit_plan import FitPlan, make_plan, num_due
+from tfp_sgmcmc.keras.records.fit_plan import CheckResults, FitPlan, make_plan, num_due
 from tfp_sgmcmc.keras.records.recorder import FitNumbers
 
 _LARGE = 2**26  # bytes of a full covariance below which memory is not checked
@@ -55,7 +54,7 @@ class Preflight:
         self.source, self.results = Source(), CheckResults()
         self._numbers, self._directory = numbers, directory
         self._independent_batches = independent_batches
-        self._stability, self._checksums = StabilityCheck(), fit_fingerprint.Checksums()
+        self._stability = StabilityCheck(self.results)
         self._of_all: dict[str, Any] = {}
         self._loss: Any = None  # as it was compiled at the last fit
         self._epochs = self._burnin_epochs = 0
@@ -91,7 +90,7 @@ class Preflight:
         if chain is None or chain.state.is_new:
             check_weights(source, self._numbers.has_relative_weights)
         self._callback_list = callback_list
-        of_all = self._checksums.describe(source)
+        of_all = fit_fingerprint.describe_data(source)
         now, before = internals.compiled_loss(model), self._loss
         has_other_loss = before is not None and before is not now
         if chain is not None and (is_stored or has_other_loss):
@@ -141,7 +140,7 @@ class Preflight:
             self._epochs,
             self._burnin_epochs,
         )
-        is_first = replica_context.is_first(chain.model.distribute_strategy)
+        is_first = replicas.is_first(chain.model.distribute_strategy)
         plan = make_plan(
             self._numbers.collection,
             chain.recorded(x),
@@ -162,14 +161,13 @@ class Preflight:
         if not chain.is_pilot:
             warn_of_learning_rates(self._callback_list, chain)
         check_independence(chain, self.source, self._independent_batches)
-        if replica_context.count() > 1:  # inside a step on one of several replicas
+        if replicas.count() > 1:  # inside a step on one of several replicas
             return
         with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
             if chain.state.status().num_steps == 0:
                 check_data(chain.model, self.source)
                 if not chain.is_pilot:  # whose RMSprop adapts its step sizes
                     self._stability.check_start(chain, self.source)
-                    self.results.record("step size", self._stability.has_failed)
 
     def begin_epoch(
         self, first_step: int, seed: Any, num_epochs: int, num_burnin_epochs: int
@@ -198,7 +196,6 @@ class Preflight:
         if chain.is_pilot:
             return
         self._stability.at_epoch_end(chain, self.source, total_epochs)
-        self.results.record("step size", self._stability.has_failed)
         skipped = chain.num_skipped()
         if skipped > self._num_skipped:
             warnings.warn(
@@ -224,27 +221,6 @@ class Preflight:
         return self._numbers.checks_size and not isinstance(source.dataset, IndependentBatches)
 
 
-def checked_keep(keep: Any) -> Any:
-    """Returns a function `keep` that returns one truth value at step 0, or None.
-
-    Raises:
-      TypeError: `keep` is not a function, or returns something else.
-    """
-    if keep is None:
-        return None
-    if not callable(keep):
-        raise TypeError(
-            "keep must be a callable, step -> whether its state is kept. Received: a "
-            f"{type(keep).__name__}."
-        )
-    step = tf.zeros([], tf.int64)
-    found = accepts("keep", keep, step)(step)
-    array = np.asarray(found)
-    if array.dtype != np.bool_ or array.shape != ():
-        raise TypeError(f"keep must return one truth value for a step. Received: {found!r}.")
-    return keep
-
-
 def check_samplable(model: keras.Model, **single: Any) -> None:
     """Raises ValueError for a model, a backend or a strategy that chains do not support.
 
@@ -252,7 +228,7 @@ def check_samplable(model: keras.Model, **single: Any) -> None:
     """
     internals.check_model(model)
     compiled_loss.check_likelihoods(model)
-    replica_context.check_distribution(model, **single)
+    internals.check_distribution(model, **single)
 
 
 def check_size(source: Source, num_examples: int) -> None:

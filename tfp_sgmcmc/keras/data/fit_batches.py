@@ -262,6 +262,7 @@ class ResidentData(keras.utils.PyDataset):
         growth: float = 1.0,
     ):
         super().__init__()
+        _check_alone()
         self.arrays, self.num_examples = training_arrays(*arrays)
         if num_examples not in (None, self.num_examples):
             raise ValueError(
@@ -317,6 +318,18 @@ class ResidentData(keras.utils.PyDataset):
             is_symmetric = self.reshuffle == "symmetric"
             indices = random.epoch_indices(self._seed, step, size, total, (), is_symmetric)
         return internals.map_arrays(lambda a: tf.gather(a, indices), self.arrays)
+
+
+def _check_alone() -> None:
+    """Raises ValueError if TF_CONFIG makes this process one of several workers."""
+    cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
+    count = sum(map(cluster.num_tasks, cluster.jobs))
+    if count > 1:
+        raise ValueError(
+            "Resident data need a model on one device. Received: a process that TF_CONFIG makes "
+            f"one of {count} workers. Give fit WorkerBatches(IndependentBatches(x, y, batch_size)) "
+            "instead."
+        )
 
 
 def data_asked(batch: tuple[Any, Any, Any], made: Sequence[ResidentData]) -> ResidentData | None:

@@ -66,7 +66,7 @@ class Source(NamedTuple):
         if their number is unknown; the latter are all read.
       count_batches: reads all batches and returns their number, if it is unknown.
       counted_batch: returns the first batch that the last two have read, or None.
-      passes: returns an iterator over batches `(x, y, sample_weight)` that have each row once; None
+      read: returns an iterator over batches of data that are not arrays, with each row once; None
         if the data cannot be read beside `fit`.
     """
 
@@ -85,7 +85,21 @@ class Source(NamedTuple):
     count: Callable[[], int | None] | None = None
     count_batches: Callable[[], int] | None = None
     counted_batch: Callable[[], Any] = lambda: None
-    passes: Callable[[], Iterator[Any]] | None = None
+    read: Callable[[], Iterator[Any]] | None = None
+
+    @property
+    def passes(self) -> Callable[[], Iterator[Any]] | None:
+        """Returns an iterator over batches `(x, y, sample_weight)` that have each row once.
+
+        None if the data cannot be read beside `fit`.
+        """
+        return self.read if self.arrays is None else self._blocks
+
+    def _blocks(self) -> Iterator[Any]:
+        """Yields the rows of arrays in their order, in blocks, as `fit` converts them."""
+        assert self.num_examples is not None  # known of arrays
+        for start in range(0, self.num_examples, _BLOCK):
+            yield self.rows(np.arange(start, min(start + _BLOCK, self.num_examples)))
 
     @property
     def is_whole(self) -> bool:
@@ -106,7 +120,7 @@ class Source(NamedTuple):
 
     def rows(self, chosen: np.ndarray) -> Any:
         """Returns `(x, y, sample_weight)` of rows of arrays."""
-        return map_arrays(lambda a: _floatx(_taken(a, chosen)), self.arrays)
+        return map_arrays(lambda a: _floatx(taken(a, chosen)), self.arrays)
 
 
 def training_source(model: keras.Model, made: Sequence[Any] = ()) -> Source:
@@ -131,7 +145,7 @@ def training_source(model: keras.Model, made: Sequence[Any] = ()) -> Source:
             f"has its batch. Received: steps_per_epoch={steps} in fit."
         )
     if found.count_batches is not None:  # the data may have no end
-        found = found._replace(count=None, count_batches=None, passes=None)
+        found = found._replace(count=None, count_batches=None, read=None)
     return found._replace(num_batches=steps)
 
 
@@ -177,10 +191,7 @@ def source_of(x: Any, y: Any, batch_size: int, steps_per_epoch: int | None) -> S
         check_dense((x, y))
         arrays = map_arrays(np.asarray, (x, y, None))
         rows = array_leaves(arrays)[0].shape[0]
-        found = Source(
-            "arrays", rows, batch_size, -(-rows // batch_size), arrays,
-            passes=functools.partial(_pass_over_arrays, arrays, rows),
-        )  # fmt: skip
+        found = Source("arrays", rows, batch_size, -(-rows // batch_size), arrays)
     if steps_per_epoch is None or isinstance(x, ResidentData | IndependentBatches):
         return found
     return found._replace(num_batches=steps_per_epoch)
@@ -220,8 +231,7 @@ def _of_adapter(adapter: Any) -> Source:
         rows = array_leaves(arrays)[0].shape[0]
         size = adapter._batch_size
         order = {"shuffle": bool(adapter._shuffle)}
-        passes = functools.partial(_pass_over_arrays, arrays, rows)
-        return Source("arrays", rows, size, adapter.num_batches, arrays, order=order, passes=passes)
+        return Source("arrays", rows, size, adapter.num_batches, arrays, order=order)
     if isinstance(adapter, WorkerBatches):
         order = {"shuffle": False}
         found = _of_py_dataset(adapter.data, order, lambda batch: batch)
@@ -245,24 +255,8 @@ def _of_adapter(adapter: Any) -> Source:
 def _of_py_dataset(
     dataset: keras.utils.PyDataset, order: dict[str, Any], standardized: Callable[[Any], Any]
 ) -> Source:
-    if isinstance(dataset, ResidentData):
-        is_fresh = dataset.reshuffle == "step"
-        order = {"reshuffle": dataset.reshuffle}
-        count, size = dataset.num_examples, dataset.batch_size
-        found = Source("resident data", count, size, dataset.steps_per_epoch, dataset.arrays,
-                       dataset, order, is_fresh,
-                       passes=functools.partial(_pass_over_arrays, dataset.arrays, count)
-                       )  # fmt: skip
-        return _grown(found, dataset.sizes)
-    if isinstance(dataset, IndependentBatches):
-        order = {"seed of the batches": dataset.seed} if dataset.has_seed else {}
-        count = dataset.num_examples
-        arrays = _unpacked(standardized(packed(*dataset.arrays)))  # with weights of classes
-        found = Source("IndependentBatches", count, dataset.batch_size, len(dataset), arrays,
-                       dataset, order, True,
-                       passes=functools.partial(_pass_over_arrays, arrays, count)
-                       )  # fmt: skip
-        return _grown(found, dataset.sizes)
+    if isinstance(dataset, ResidentData | IndependentBatches):
+        return _of_drawn_batches(dataset, standardized)
 
     @functools.cache
     def take() -> Any:
@@ -282,15 +276,29 @@ def _of_py_dataset(
 
     return Source(
         kind, num_batches=number, dataset=dataset, order=order, take_batch=take, count=count,
-        passes=read if number else None,
+        read=read if number else None,
     )  # fmt: skip
 
 
-def _grown(source: Source, sizes: BatchSizes) -> Source:
-    """Returns the source of data whose batches have such sizes."""
-    if sizes.is_constant:
-        return source
-    return source._replace(sizes=sizes, order={**source.order, "growth": sizes.growth})
+def _of_drawn_batches(
+    dataset: ResidentData | IndependentBatches, standardized: Callable[[Any], Any]
+) -> Source:
+    """Returns what is known of arrays of which the library draws batches."""
+    order: dict[str, Any]
+    if isinstance(dataset, ResidentData):
+        kind, arrays, is_fresh = "resident data", dataset.arrays, dataset.reshuffle == "step"
+        order = {"reshuffle": dataset.reshuffle}
+    else:
+        kind, is_fresh = "IndependentBatches", True
+        arrays = _unpacked(standardized(packed(*dataset.arrays)))  # with weights of classes
+        order = {"seed of the batches": dataset.seed} if dataset.has_seed else {}
+    found = Source(
+        kind, dataset.num_examples, dataset.batch_size, dataset.steps_per_epoch, arrays, dataset,
+        order, is_fresh,
+    )  # fmt: skip
+    if dataset.sizes.is_constant:
+        return found
+    return found._replace(sizes=dataset.sizes, order={**order, "growth": dataset.sizes.growth})
 
 
 def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
@@ -370,7 +378,7 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
         count=count,
         count_batches=(lambda: len(all_sizes())) if is_uncounted else None,
         counted_batch=lambda: read[0] if read else None,
-        passes=(lambda: map(_unpacked, dataset)) if can_pass else None,
+        read=(lambda: map(_unpacked, dataset)) if can_pass else None,
     )
 
 
@@ -386,14 +394,8 @@ def _check_batched(spec: Any) -> None:
         )
 
 
-def _pass_over_arrays(arrays: Any, num_rows: int) -> Iterator[Any]:
-    """Yields the rows of arrays in their order, in blocks, as `fit` converts them."""
-    for start in range(0, num_rows, _BLOCK):
-        rows = np.arange(start, min(start + _BLOCK, num_rows))
-        yield map_arrays(lambda a, rows=rows: _floatx(_taken(a, rows)), arrays)
-
-
-def _taken(array: Any, rows: np.ndarray) -> Any:
+def taken(array: Any, rows: np.ndarray) -> Any:
+    """Returns rows of an array, a tensor or a table of pandas."""
     if tf.is_tensor(array):
         return tf.gather(array, rows)
     if hasattr(array, "iloc"):  # of pandas

@@ -15,9 +15,9 @@ import keras
 import tensorflow as tf
 
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
-from tfp_sgmcmc.internal import memory, xla
+from tfp_sgmcmc.internal import memory, replicas, xla
 from tfp_sgmcmc.internal.vectorize import unsafe_operation, vectorized_or_not
-from tfp_sgmcmc.keras.model import internals, replica_context
+from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.layer_calls import (
     as_scores,
     factors,
@@ -168,7 +168,7 @@ class ExampleScores:
         """Returns the largest number of scores for a replica's rows, or None if it is not known."""
         if not isinstance(num_rows, int):
             return self._num_groups
-        num_rows *= replica_context.count()
+        num_rows *= replicas.count()
         return num_rows if self._num_groups is None else min(num_rows, self._num_groups)
 
     def prepare(self, x: Any, num_chains: int | None = None) -> None:

@@ -29,9 +29,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.keras.model import replica_context
+from tfp_sgmcmc.internal import replicas
 
 DataAdapter = keras.src.trainers.data_adapters.data_adapter.DataAdapter
+_WITH_COPIES = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.TPUStrategy,
+)
 CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 
 
@@ -121,6 +126,37 @@ def check_model(model: keras.Model) -> None:
             "replace the weights by their averages after fit. Sampling does not use the "
             "optimizer, so compile with any other."
         )
+
+
+def check_distribution(model: keras.Model, **single: Any) -> None:
+    """Raises ValueError unless `fit` with chains supports how a compiled model is distributed.
+
+    `single` are options that need a model on a single replica (None if not given).
+    """
+    strategy = model.distribute_strategy
+    replicas.check_cluster(strategy)
+    if strategy.num_replicas_in_sync == 1 and not replicas.are_several(strategy):
+        return
+    if not isinstance(strategy, _WITH_COPIES):
+        raise ValueError(
+            "model must be distributed by one of "
+            f"{', '.join(s.__name__ for s in _WITH_COPIES)}, whose replicas each hold a copy of "
+            f"the weights and step together. Received: {type(strategy).__name__}."
+        )
+    is_mirrored = not isinstance(strategy, tf.distribute.TPUStrategy)
+    if is_mirrored and (model.jit_compile or model.steps_per_execution > 1):
+        raise ValueError(
+            "model must be compiled with jit_compile=False (or 'auto') and steps_per_execution=1 "
+            f"under {type(strategy).__name__}, because Keras' fit then takes only single steps "
+            f"that XLA does not compile. Received: jit_compile={model.jit_compile} and "
+            f"steps_per_execution={model.steps_per_execution}."
+        )
+    for name, option in single.items():
+        if option is not None:
+            raise ValueError(
+                f"{name} must be None for a model that is distributed over "
+                f"{strategy.num_replicas_in_sync} replicas, because it needs a model on one."
+            )
 
 
 def symbolic_outputs(model: keras.Model) -> Any:
@@ -296,9 +332,18 @@ def reported_loss(
 ) -> tf.Tensor:
     """Returns the loss that Keras reports, and updates its metric and the metrics of layers."""
     # Keras divides it by the number of replicas.
-    compiled = replica_context.count() * model._compile_loss(y, evaluated.outputs, sample_weight)
+    compiled = replicas.count() * model._compile_loss(y, evaluated.outputs, sample_weight)
     loss = compiled + sum(tf.cast(x, compiled.dtype) for x in evaluated.losses)
     model._loss_tracker.update_state(loss, sample_weight=rows)
     for i, value in evaluated.metrics.items():
         model.metrics_variables[i].assign(value)
     return loss
+
+
+def metrics_result(model: keras.Model) -> dict[str, tf.Tensor]:
+    """Returns the model's metrics over the rows of all replicas."""
+    summed = [v for v in model.metrics_variables if v.aggregation == "sum"]
+    totals = replicas.total([keras.ops.convert_to_tensor(v) for v in summed])
+    with keras.StatelessScope(state_mapping=list(zip(summed, totals, strict=True))):
+        # The class's method, because a model in `fit` may have its own, which calls this function.
+        return type(model).get_metrics_result(model)

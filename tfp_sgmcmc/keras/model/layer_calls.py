@@ -20,11 +20,7 @@ from tfp_sgmcmc.keras.model import internals
 
 # Layers that multiply a normalised input by a gain and add an offset. GroupNormalization is not
 # among them, because its outputs have no static number of rows.
-_NORMALISATIONS = tuple(
-    getattr(keras.layers, name)
-    for name in ("LayerNormalization", "RMSNormalization")
-    if hasattr(keras.layers, name)  # some are not in older versions of Keras
-)
+_NORMALISATIONS = (keras.layers.LayerNormalization, keras.layers.RMSNormalization)
 #: Layers whose scores are known. Subclasses may compute something else.
 SCORED_LAYERS = (
     keras.layers.Dense,

@@ -14,9 +14,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.internal import replicas
 from tfp_sgmcmc.internal.checks import accepts, function, integer
 from tfp_sgmcmc.internal.nest import State
-from tfp_sgmcmc.keras.model import compiled_loss, internals, replica_context
+from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.model.example_scores import (
     ExampleScores,
     count_rows,
@@ -237,7 +238,7 @@ class ModelLogProb(Target):
         #: Rows on this replica, and on all replicas.
         self.local_rows = num_rows if batch is None else count_rows(batch[0])
         if total_rows is None:
-            total_rows = num_rows if batch is None else replica_context.total_rows(self.local_rows)
+            total_rows = num_rows if batch is None else replicas.total_rows(self.local_rows)
         self.num_rows = total_rows
         self.num_scores = self._scores.num_scores(self.local_rows)
         self._rows_of_chains = rows_of_chains
@@ -314,7 +315,7 @@ class ModelLogProb(Target):
                 log_prior = checked_value("log_prior_fn", self._log_prior_fn(state))
                 log_prior = tf.cast(log_prior, value.dtype)
                 scale = tf.cast(shares[1], value.dtype) if shares else self.num_examples / rows
-                return log_prior / replica_context.count() + scale * value
+                return log_prior / replicas.count() + scale * value
 
             try:
                 if scored:
@@ -339,17 +340,15 @@ class ModelLogProb(Target):
             estimated = self._scores.map_chains(of_one_chain, given, self.local_rows, scored)
         (log_prob, gradient, more), forward = estimated
         lead = log_prob.shape.rank
-        log_prob, gradient = replica_context.total((log_prob, gradient))
+        log_prob, gradient = replicas.total((log_prob, gradient))
         for part, value in zip(gradient, state, strict=True):
             part.set_shape(value.shape)  # which the map over chains may lose
-        means = replica_context.averaged(
-            [*forward.updates.values()], self.local_rows, self.num_rows
-        )
+        means = replicas.averaged([*forward.updates.values()], self.local_rows, self.num_rows)
         updates = dict(zip(forward.updates, means, strict=True))
         evaluation = BatchEvaluation(log_prob, forward._replace(updates=updates))
         if not scored:
-            return GradientEstimate(gradient, log_prob, (), replica_context.total(more), evaluation)
-        factors = replica_context.gathered(more, axis=lead)
+            return GradientEstimate(gradient, log_prob, (), replicas.total(more), evaluation)
+        factors = replicas.gathered(more, axis=lead)
         scores = self._scores.scores(factors, self.num_rows, self.num_examples)
         total = tf.constant(self.num_examples, state[0].dtype)
         rows = tf.cast(self.num_rows, total.dtype)
@@ -376,7 +375,7 @@ class ModelLogProb(Target):
         seen = rows.seen(self.batch[0])
         if (weighs := _weighs(self.batch[2])) is not None:
             seen *= weighs
-        counts = replica_context.total(tf.reduce_sum(seen, axis=1))
+        counts = replicas.total(tf.reduce_sum(seen, axis=1))
         return [seen, rows.num_seen / (rows.mean_weight * tf.maximum(counts, 1.0))]
 
     def _log_likelihood(

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import integer, nonnegative_weights, optional
 from tfp_sgmcmc.sampling.progress import ProgressLines, progress
+from tfp_sgmcmc.targets.data import rows_not_finite
 
 _BLOCK_ENTRIES = 2**24  # entries of the batches that go through all samples side by side
 _MOST_BATCHES = 100_000  # of a Python generator that was given without steps
@@ -127,11 +128,7 @@ class Batches:
     def _of_arrays(
         self, x: Any, y: Any, sample_weight: Any, batch_size: int | None
     ) -> tuple[Iterator[Batch], int]:
-        checked_inputs(self._model, x)
-        if self._has_labels:
-            check_arrays("y", y)
-            check_numbers(y)
-        rows = num_rows((x, y) if self._has_labels else x)
+        rows = self._checked_rows(x, y)
         if sample_weight is not None:
             sample_weight = row_weight(sample_weight, rows)
             nonnegative_weights("sample_weight", sample_weight)
@@ -177,12 +174,17 @@ class Batches:
                 f"x must have labels: {self._kind} of batches (x, y) or (x, y, sample_weight). "
                 "Received: batches without y."
             )
-        checked_inputs(self._model, x)
-        if y is not None:
-            check_arrays("y", y)
-            check_numbers(y)
-        num_rows((x, y) if y is not None else x)
+        self._checked_rows(x, y)
         return x, y, weight
+
+    def _checked_rows(self, x: Any, y: Any) -> int:
+        """Returns the number of rows of inputs, and of labels if there are any, that are valid."""
+        checked_inputs(self._model, x)
+        if not self._has_labels:
+            return num_rows(x)
+        check_arrays("y", y)
+        check_numbers(y)
+        return num_rows((x, y))
 
 
 def _items(data: keras.utils.PyDataset, length: int | None) -> Iterator[Any]:
@@ -274,14 +276,22 @@ def check_finite(values: Any, block: list[Batch], first_row: int) -> None:
         return
     for batch in block:
         for name, nest in zip("xy", batch, strict=False):
-            for leaf in keras.tree.flatten(nest):
-                array = np.asarray(leaf)
-                if array.dtype.kind == "f" and not np.isfinite(array).all():
-                    bad = first_row + int(np.argwhere(~np.isfinite(array))[0][0])
-                    raise ValueError(
-                        f"{name} must have finite entries. Received: NaN or infinity in row {bad}."
-                    )
+            if len(bad := bad_rows(nest)):
+                raise ValueError(
+                    f"{name} must have finite entries. Received: NaN or infinity in row "
+                    f"{first_row + bad[0]}."
+                )
         first_row += num_rows(batch[0])
+
+
+def bad_rows(nest: Any) -> np.ndarray:
+    """Returns the numbers of the rows of a nest of arrays that have NaN or infinite entries."""
+    bad = [np.zeros([0], np.int64)]
+    for leaf in keras.tree.flatten(nest):
+        array = np.asarray(leaf)
+        if array.dtype.kind == "f":
+            bad.append(rows_not_finite(array))
+    return np.unique(np.concatenate(bad))
 
 
 def check_arrays(name: str, data: Any) -> None:

@@ -121,7 +121,7 @@ def low_ranks(model: keras.Model) -> list[list[Any]]:
     """
     layers = enumerate(internals.layers(model))
     enabled = [(i, x) for i, x in layers if getattr(x, "lora_enabled", False)]
-    return [[i, x.lora_rank, getattr(x, "lora_alpha", x.lora_rank)] for i, x in enabled]
+    return [[i, x.lora_rank, x.lora_alpha] for i, x in enabled]
 
 
 def set_low_ranks(model: keras.Model, given: list[list[Any]]) -> None:
@@ -130,7 +130,7 @@ def set_low_ranks(model: keras.Model, given: list[list[Any]]) -> None:
     for place, rank, alpha in given:
         layer: Any = layers[place]
         if not layer.lora_enabled:
-            layer.enable_lora(rank, **({} if alpha == rank else {"lora_alpha": alpha}))
+            layer.enable_lora(rank, alpha)
 
 
 def vocabularies(model: keras.Model) -> list[list[Any]]:

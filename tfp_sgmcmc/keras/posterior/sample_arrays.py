@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfp_sgmcmc.diagnostics.weighted import checked_step_sizes
 from tfp_sgmcmc.internal.checks import integer
 from tfp_sgmcmc.storage import npz
+from tfp_sgmcmc.targets.data import rows_not_finite
 
 _HALF = ("float16", "bfloat16")
 _WIDE = ("float32", "float64")  # dtypes of variables whose samples may be in half precision
@@ -108,7 +109,7 @@ def checked(
                 f"The samples of {variable.path} must be {dtype} of shape {expected}. Received: "
                 f"{values.dtype} of shape {tuple(values.shape)}."
             )
-        if isinstance(values, np.ndarray) and not _is_finite(values):
+        if isinstance(values, np.ndarray) and len(rows_not_finite(values)):
             raise ValueError(
                 f"The samples of {variable.path} must be finite. Received: NaN or infinity."
             )
@@ -130,7 +131,7 @@ def in_half_precision(
             continue
         with np.errstate(over="ignore"):
             narrow[i] = np.asarray(values[:]).astype(npz.numpy_dtype(name))
-        if not _is_finite(narrow[i]):
+        if len(rows_not_finite(narrow[i])):
             raise ValueError(
                 f"The samples of {variable.path} must be at most {tf.as_dtype(name).max} in "
                 f"magnitude for {name}. Received: larger ones."
@@ -154,13 +155,6 @@ def checked_weights(weights: Any, num_kept: int) -> np.ndarray | None:
             f"{list(weights.shape)}."
         )
     return weights
-
-
-def _is_finite(values: np.ndarray) -> bool:
-    """Returns whether all values are finite; the usual case needs no array of flags."""
-    with np.errstate(all="ignore"):
-        total = values.sum(dtype=np.float64)
-    return bool(np.isfinite(total)) or bool(np.isfinite(values).all())
 
 
 class _Narrowed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -11,13 +10,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.keras.data.training_data import Source
+from tfp_sgmcmc.keras.data.training_data import Source, taken
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.model.priors import LogPrior
 from tfp_sgmcmc.kernels.fingerprint import describe_problem
 from tfp_sgmcmc.storage import tolerant_equality
 from tfp_sgmcmc.storage.checkpoint import agree
+from tfp_sgmcmc.targets.data import evenly_spread
 
 _MOST_BYTES = 2**26  # of an array for its checksum
 _ROWS, _LENGTH = 4, 32  # of the made-up batch, where shapes are unknown
@@ -37,39 +37,20 @@ class FitProblem(NamedTuple):
     of_fit: dict[str, Any]
 
 
-class Checksums:
-    """Describes training data by checksums, and reads each array once."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[list[weakref.ref[Any]], str]] = {}
-
-    def describe(self, source: Source) -> dict[str, Any]:
-        """Returns checksums of the training data by name, if they are in memory."""
-        parts: dict[str, Any] = {}
-        if source.arrays is not None:
-            parts = dict(zip(_NAMES, source.arrays, strict=True))
-        elif isinstance(source.dataset, list):
-            parts = {"tensors of the data set": source.dataset}
-        described: dict[str, Any] = {name: self._of(name, part) for name, part in parts.items()}
-        if source.num_examples is not None:
-            described["number of examples"] = source.num_examples
-        return described
-
-    def _of(self, name: str, nest: Any) -> str | None:
-        if nest is None:
-            return None
-        leaves = internals.array_leaves(nest)
-        before, found = self._known.get(name, ([], ""))
-        if len(before) != len(leaves) or any(
-            seen() is not x for seen, x in zip(before, leaves, strict=True)
-        ):
-            found = _checksum(leaves)
-            if all(isinstance(x, np.ndarray) or tf.is_tensor(x) for x in leaves):
-                self._known[name] = [weakref.ref(x) for x in leaves], found
-        return found
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_known": {}}  # weak references cannot be copied
+def describe_data(source: Source) -> dict[str, Any]:
+    """Returns checksums of the training data by name, if they are in memory."""
+    parts: dict[str, Any] = {}
+    if source.arrays is not None:
+        parts = dict(zip(_NAMES, source.arrays, strict=True))
+    elif isinstance(source.dataset, list):
+        parts = {"tensors of the data set": source.dataset}
+    described: dict[str, Any] = {
+        name: None if part is None else _checksum(internals.array_leaves(part))
+        for name, part in parts.items()
+    }
+    if source.num_examples is not None:
+        described["number of examples"] = source.num_examples
+    return described
 
 
 def describe_batches(source: Source) -> dict[str, Any]:
@@ -132,11 +113,7 @@ def _checksum(arrays: list[Any]) -> str:
         row = max(1, int(np.prod(array.shape[1:]))) * 4
         count = min(array.shape[0], max(1, _MOST_BYTES // row)) if len(array.shape) else 0
         if count and count < array.shape[0]:
-            chosen = np.linspace(0, array.shape[0] - 1, count).astype(np.int64)
-            if tf.is_tensor(array):
-                array = tf.gather(array, chosen)
-            else:
-                array = array.iloc[chosen] if hasattr(array, "iloc") else np.asarray(array)[chosen]
+            array = taken(array, evenly_spread(array.shape[0], count))
         values = np.asarray(array)
         if values.dtype.kind in "biuf":
             values = values.astype(np.float32)

@@ -14,7 +14,7 @@ import numpy as np
 from tfp_sgmcmc.diagnostics import NonFiniteChainError
 from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.chain.chain_state import Status
-from tfp_sgmcmc.keras.chain.ring_buffer import Collection
+from tfp_sgmcmc.keras.chain.collection import Collection
 from tfp_sgmcmc.keras.records.fit_fingerprint import FitProblem
 from tfp_sgmcmc.keras.records.sample_log import SampleLog, StoredSampleLog
 
@@ -231,9 +231,8 @@ class Recorder:
             is_finite = [np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in values]
             num_finite = int(np.logical_and.reduce(is_finite).cumprod().sum())
             if num_finite:
-                finite = [x[:num_finite] for x in values]
-                numbers = steps[:num_finite], sizes[:num_finite]
-                self.samples.append(rings.recorded, finite, *numbers)
+                finite = [x[:num_finite] for x in (*values, steps, sizes)]
+                self.samples.append(rings.recorded, finite)
             if num_finite < len(steps):
                 self._fail(self.chain, int(steps[num_finite]))
         if not loss_is_finite and self.chain.role != "trial":

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.keras.model import replica_context
+from tfp_sgmcmc.internal import replicas
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same, load
 from tfp_sgmcmc.storage.directory import CHECKPOINT, Resume, RunDirectory
 from tfp_sgmcmc.storage.stored_draws import Variable
@@ -21,12 +21,14 @@ _GROUP, _NUMBERS = "posterior/", "variables"
 _BLOCK_BYTES = 2**25  # of samples read at once
 _SCOPES = ("any fit, ", "fit ")  # prefixes of the names of values that describe the problem
 
+Opened = tuple[Checkpoint | None, list[keras.Variable]]  # a saved chain, and what is recorded there
 
-def stored_settings(path: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """Returns the settings of the run in a directory, by name; empty if there is no run."""
+
+def stored_run(path: str | os.PathLike[str] | None) -> Checkpoint | None:
+    """Returns the checkpoint of the run in a directory, or None if there is no run."""
     if path is None or not (Path(path) / CHECKPOINT).is_file():
-        return {}
-    return load(Path(path) / CHECKPOINT).header["fingerprint"]
+        return None
+    return load(Path(path) / CHECKPOINT)
 
 
 class SampleLog:
@@ -64,16 +66,10 @@ class SampleLog:
             if skipped < len(steps):
                 yield [x[skipped:] for x in values], steps[skipped:]
 
-    def append(
-        self,
-        recorded: Sequence[keras.Variable],
-        values: list[np.ndarray],
-        steps: np.ndarray,
-        step_sizes: np.ndarray,
-    ) -> None:
-        """Adds new samples of the recorded variables, with their steps and step sizes."""
+    def append(self, recorded: Sequence[keras.Variable], new: list[np.ndarray]) -> None:
+        """Adds new samples of the recorded variables; their steps and step sizes come last."""
         del recorded
-        self._chunks.append([*values, steps, step_sizes])
+        self._chunks.append(new)
 
     def _joined(self) -> list[np.ndarray]:
         if len(self._chunks) > 1:
@@ -91,6 +87,8 @@ class StoredSampleLog:
       fingerprint: values that must be the same for the chain to continue.
       num_chains: C, or None for samples without an axis of chains.
       resume: see `Directory`; later fits of a callback go on with its own run.
+      strategy: of several workers, to which this one, worker 0, sends the saved chain; None has no
+        others.
 
     Raises:
       ValueError: `RunDirectory` rejects the path.
@@ -103,8 +101,10 @@ class StoredSampleLog:
         fingerprint: Mapping[str, Any],
         num_chains: int | None,
         resume: Resume = "auto",
+        strategy: tf.distribute.Strategy | None = None,
     ):
         self.resume: Resume = resume
+        self.strategy = strategy
         self.path, self.fingerprint, self.num_chains = path, dict(fingerprint), num_chains
         self._problem: dict[str, Any] = {}  # as described by the fits so far
         self._saved_problem: dict[str, Any] = {}
@@ -113,22 +113,30 @@ class StoredSampleLog:
         self._numbers: dict[int, int] = {}  # positions of the model's variables, by id
         self._names: list[str] = []  # names of the recorded variables; none before the first sample
 
-    def open(
-        self,
-        model: keras.Model,
-        kernel_description: Mapping[str, Any],
-        problem: Mapping[str, Any],
-    ) -> tuple[Checkpoint | None, list[keras.Variable]]:
+    def open(self, model: keras.Model, kernel: dict[str, Any], problem: dict[str, Any]) -> Opened:
         """Locks the directory; returns the saved chain, and the variables recorded there.
 
         Args:
           model: the model.
-          kernel_description: values that must be the same for the chain to continue.
+          kernel: values that must be the same for the chain to continue.
           problem: values that must be the same if they were known before. Their names begin with
             "any fit" or "fit" and a number.
         """
         self._problem |= problem
-        self.fingerprint |= kernel_description
+        self.fingerprint |= kernel
+        if self.strategy is None:
+            return self._open(model)
+        found: list[Opened] = []
+
+        def opened() -> bytes:
+            found.append(self._open(model))
+            saved = found[0][0]
+            return b"" if saved is None else saved.path.read_bytes()
+
+        replicas.of_first(self.strategy, opened)
+        return found[0]
+
+    def _open(self, model: keras.Model) -> Opened:
         if self._is_open:  # by a fit that was interrupted
             if self._names:
                 self._run.add_to_fingerprint(self._problem)
@@ -196,14 +204,9 @@ class StoredSampleLog:
         self._run.store.finish()
         return np.asarray(self._run.draws("sample_stats", name))
 
-    def append(
-        self,
-        recorded: Sequence[keras.Variable],
-        values: list[np.ndarray],
-        steps: np.ndarray,
-        step_sizes: np.ndarray,
-    ) -> None:
+    def append(self, recorded: Sequence[keras.Variable], new: list[np.ndarray]) -> None:
         self._start_new(recorded)
+        *values, steps, step_sizes = new
         posterior = dict(zip(self._names, values, strict=True))
         stats = {"step": steps, "step_size": step_sizes.astype(np.float64)}
         self._run.append({"posterior": posterior, "sample_stats": stats})
@@ -253,46 +256,17 @@ class StoredSampleLog:
         return recorded_variables(checkpoint, model), names
 
 
-class FirstWorkerLog(StoredSampleLog):
-    """Holds samples on the disk of worker 0, which sends the saved chain to the other workers."""
-
-    def __init__(self, strategy: tf.distribute.Strategy, *arguments: Any):
-        super().__init__(*arguments)
-        self._strategy = strategy
-
-    def open(
-        self,
-        model: keras.Model,
-        kernel_description: Mapping[str, Any],
-        problem: Mapping[str, Any],
-    ) -> tuple[Checkpoint | None, list[keras.Variable]]:
-        found: list[tuple[Checkpoint | None, list[keras.Variable]]] = []
-
-        def opened() -> bytes:
-            found.append(super(FirstWorkerLog, self).open(model, kernel_description, problem))
-            saved = found[0][0]
-            return b"" if saved is None else saved.path.read_bytes()
-
-        replica_context.of_first(self._strategy, opened)
-        return found[0]
-
-
 class OtherWorkerLog(StoredSampleLog):
     """Counts samples and holds the last one, while worker 0 holds all in its directory."""
 
-    def __init__(self, strategy: tf.distribute.Strategy, *arguments: Any):
+    def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self._strategy, self._count = strategy, 0
-        self._last: tuple[list[np.ndarray], np.ndarray, np.ndarray] | None = None
+        self._count, self._last = 0, SampleLog()
 
-    def open(
-        self,
-        model: keras.Model,
-        kernel_description: Mapping[str, Any],
-        problem: Mapping[str, Any],
-    ) -> tuple[Checkpoint | None, list[keras.Variable]]:
-        del kernel_description, problem  # compared by worker 0, and among the workers
-        sent = replica_context.of_first(self._strategy, bytes)
+    def open(self, model: keras.Model, kernel: dict[str, Any], problem: dict[str, Any]) -> Opened:
+        del kernel, problem  # compared by worker 0, and among the workers
+        assert self.strategy is not None  # of several workers
+        sent = replicas.of_first(self.strategy, bytes)
         if not sent:
             return None, []
         with tempfile.TemporaryDirectory() as folder:
@@ -310,26 +284,20 @@ class OtherWorkerLog(StoredSampleLog):
 
     @property
     def values(self) -> list[Any]:
-        return [] if self._last is None else self._last[0]
+        return self._last.values
 
     @property
     def steps(self) -> np.ndarray:
-        return np.zeros([0], np.int64) if self._last is None else self._last[1]
+        return self._last.steps
 
     @property
     def step_sizes(self) -> np.ndarray:
-        return np.zeros([0]) if self._last is None else self._last[2]
+        return self._last.step_sizes
 
-    def append(
-        self,
-        recorded: Sequence[keras.Variable],
-        values: list[np.ndarray],
-        steps: np.ndarray,
-        step_sizes: np.ndarray,
-    ) -> None:
-        del recorded
-        self._last = [x[-1:] for x in values], steps[-1:], step_sizes[-1:]
-        self._count += len(steps)
+    def append(self, recorded: Sequence[keras.Variable], new: list[np.ndarray]) -> None:
+        self._last = SampleLog()
+        self._last.append(recorded, [x[-1:] for x in new])
+        self._count += len(new[-1])
 
     def commit(
         self, recorded: Sequence[keras.Variable], nests: Mapping[str, Any], finish: bool
@@ -341,10 +309,11 @@ def on_worker(
     log: SampleLog | StoredSampleLog, strategy: tf.distribute.Strategy
 ) -> SampleLog | StoredSampleLog:
     """Returns the log that this worker uses for a stored run; each worker has its log in memory."""
-    if type(log) is not StoredSampleLog or not replica_context.are_several(strategy):
+    is_new = isinstance(log, StoredSampleLog) and log.strategy is None
+    if not is_new or not replicas.are_several(strategy):
         return log
-    kind = FirstWorkerLog if replica_context.is_first(strategy) else OtherWorkerLog
-    return kind(strategy, log.path, log.fingerprint, log.num_chains, log.resume)
+    kind = StoredSampleLog if replicas.is_first(strategy) else OtherWorkerLog
+    return kind(log.path, log.fingerprint, log.num_chains, log.resume, strategy)
 
 
 def stored_arrays(

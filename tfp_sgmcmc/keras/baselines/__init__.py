@@ -1,1 +1,0 @@
-"""Cheap normal approximations of a posterior: baselines of a sampler, and starts of its chains."""
