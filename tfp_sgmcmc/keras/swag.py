@@ -344,7 +344,7 @@ class MovingStatistics:
             if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
         ]
         for layer in normalizations:
-            if getattr(layer, "renorm", False):  # which Keras has from 3.14 on
+            if layer.renorm:
                 raise ValueError(
                     f"{layer.path} must have renorm=False, so that its moving statistics can be "
                     "computed for other weights. Received: renorm=True."

@@ -8,7 +8,6 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from tests.harness.statistics import Rejected, check_covariance
 from tests.keras.small_models import assert_close, assert_equal, linear, sequential
-from tfp_sgmcmc.keras.swag import MovingStatistics
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[24, 3]).astype(np.float32)
@@ -157,12 +156,6 @@ def test_each_draw_has_moving_statistics_of_its_own():
         parts = hidden[:16].var(axis=0), hidden[16:].var(axis=0)
         assert_close([mean[s]], [hidden.mean(axis=0)])
         assert_close([variance[s]], [(2 * parts[0] + parts[1]) / 3])
-
-
-def test_layers_of_keras_before_3_14_cannot_renormalise():
-    model = normalized()
-    vars(model.layers[1]).pop("renorm", None)
-    assert len(MovingStatistics(model).variables) == 2
 
 
 class Tracker(keras.layers.Layer):
