@@ -13,7 +13,7 @@ from tfp_sgmcmc.adaptation.centered_hierarchy import hierarchy_around
 from tfp_sgmcmc.adaptation.noncentering import repeats_prior
 from tfp_sgmcmc.internal.nest import State, flatten_events, num_entries, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb, find_center, whiten
-from tfp_sgmcmc.targets.base import ExpansionError
+from tfp_sgmcmc.targets.base import ExpansionError, kept_program
 from tfp_sgmcmc.targets.laplace.laplace import laplace_bijector, whiten_by
 from tfp_sgmcmc.targets.laplace.low_rank_hessian import LowRankHessian
 from tfp_sgmcmc.targets.laplace.mode import MAX_ITERATIONS, MOST_NEWTON_DIMENSIONS
@@ -311,9 +311,13 @@ def _by_quadratic(
     kind: str,
     num_passes: int,
 ) -> Coordinates:
-    target, bijector = whiten_by(problem, center, quadratic)
+    # The same coordinates are the same target, which keeps its programs for another call.
+    kept = kept_program(problem, "coordinates", center, dict[str, Any])
+    key = flatten_events(center, 0).numpy().tobytes() + precision.tobytes() + kind.encode()
+    if kept.get("key") != key:
+        kept.update(key=key, whitened=whiten_by(problem, center, quadratic))
     factor = root_of_inverse(precision)
-    return Coordinates(target, bijector, center, factor, precision, kind, num_passes)
+    return Coordinates(*kept["whitened"], center, factor, precision, kind, num_passes)
 
 
 def standardize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from tfp_sgmcmc.adaptation.settings import PreparedKernel, prepare_kernel
 from tfp_sgmcmc.kernels import UnderdampedLangevin
 from tfp_sgmcmc.kernels.linear_theory import splitting_law
 from tfp_sgmcmc.targets import ControlVariate, MinibatchLogProb
-from tfp_sgmcmc.targets.base import ExpansionError
+from tfp_sgmcmc.targets.base import ExpansionError, kept_program
 from tfp_sgmcmc.targets.control_variates.control_variate import RemainderCovariance
 from tfp_sgmcmc.targets.laplace.quadratic import GUARD
 from tfp_sgmcmc.targets.validation.gradient_check import check_chains
@@ -291,10 +292,20 @@ class LangevinSelector:
         self._timed: dict[int, PilotChains] = {}
         zero = tf.zeros([dim], dtype)
         try:
-            self._control = ControlVariate(self.found.target, zero, order=2, importance="pilot")
+            self._control = kept_program(
+                self.found.target,
+                "control variates",
+                zero,
+                lambda: ControlVariate(self.found.target, zero, order=2, importance="pilot"),
+            )
         except ExpansionError as error:
             raise _Dropped(f"control variates cannot be made ({error})") from error
-        self._remainders = RemainderCovariance(self._control, NUM_STATES)
+        self._remainders = kept_program(
+            self._control,
+            "remainders",
+            zero,
+            lambda: RemainderCovariance(self._control, NUM_STATES),
+        )
         covariance = noise_covariance(self._remainders, draws, blocks=1)
         if not np.isfinite(covariance).all():
             raise _Dropped("its noise is NaN or infinite at draws of Laplace's approximation")
@@ -319,13 +330,20 @@ class LangevinSelector:
         """Returns the time of a step with n examples."""
         name = f"UnderdampedLangevin with n = {n}"
         if n not in self._timed:
-            control = self._control.with_batch_size(n)
+            control = self._with_batch_size(n)
             self._timed[n] = self._runs.timed_chains(
                 name,
                 lambda x: UnderdampedLangevin(control, x[0], FRICTION, temperature=x[1]),
                 (1.0, 1.0),
+                control,
             )
         return self._runs.milliseconds[name] / 1e3
+
+    def _with_batch_size(self, n: int) -> ControlVariate:
+        make = functools.partial(self._control.with_batch_size, n)
+        return kept_program(
+            self.found.target, f"control variates of {n}", self._control.center, make
+        )
 
     def _fewest(self, covariance: np.ndarray, here: BatchAndStep) -> BatchAndStep:
         """Returns the setting with the fewest examples that the noise at a pilot's draws allows.
@@ -342,8 +360,13 @@ class LangevinSelector:
         return excess_of_parameters(covariance, self.found.factor, *sizes)
 
     def _pilot(self, chosen: BatchAndStep, temperature: float) -> PilotDraws | None:
-        estimates = self._control.with_batch_size(chosen.batch_size)
-        self._pilot_gradients = Gradients(estimates, self._runs.jit_compile)
+        estimates, jit_compile = self._with_batch_size(chosen.batch_size), self._runs.jit_compile
+        self._pilot_gradients = kept_program(
+            estimates,
+            f"gradients, {jit_compile=}",
+            estimates.center,
+            lambda: Gradients(estimates, jit_compile),
+        )
         return self._runs.pilot(
             self._timed[chosen.batch_size],
             self._pilot_gradients,
@@ -377,7 +400,7 @@ class LangevinSelector:
             "parameters' variances right on average."
         )
         return prepare_kernel(
-            UnderdampedLangevin(self._control.with_batch_size(n), **arguments),
+            UnderdampedLangevin(self._with_batch_size(n), **arguments),
             self.found,
             self._pilot_gradients,  # unbiased for any n, and XLA takes long to compile others
             pilot,

@@ -21,6 +21,7 @@ from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.sampling.loop import Loop, Position, start_of
 from tfp_sgmcmc.targets import Target
+from tfp_sgmcmc.targets.base import kept_program
 from tfp_sgmcmc.targets.data import evenly_spread
 
 _TIMED_SECONDS = 0.02  # short, so that other work on the machine disturbs at most a few of five
@@ -320,9 +321,22 @@ class PilotRuns:
         self.dropped: list[str] = []
         self.num_starts = 0
 
-    def timed_chains(self, name: str, kernel_fn: Any, settings: Any) -> PilotChains:
-        """Returns chains at the starts, and notes the time of a step under a name."""
-        chains = PilotChains(kernel_fn, settings, self._start, self._seed, self.jit_compile)
+    def timed_chains(
+        self, name: str, kernel_fn: Any, settings: Any, target: Target | None = None
+    ) -> PilotChains:
+        """Returns chains at the starts, and notes the time of a step under a name.
+
+        A `target` keeps the compiled chains for another call.
+        """
+
+        def make() -> PilotChains:
+            return PilotChains(kernel_fn, settings, self._start, self._seed, self.jit_compile)
+
+        if target is None:
+            chains = make()
+        else:
+            chains = kept_program(target, f"{name}, {self.jit_compile=}", self._start, make)
+            chains.restart(settings, self._start, self._seed)
         self.milliseconds[name] = 1e3 * chains.seconds_per_step()
         return chains
 
