@@ -7,7 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.random.normals import defensive_normal_log_prob_at, draw_defensive_normal
+from tfp_sgmcmc.kernels.independent_metropolis import (
+    defensive_normal_log_prob_at,
+    draw_defensive_normal,
+)
 from tfp_sgmcmc.targets.laplace.quadratic import lower_factor
 
 _SHARES = (0.05, 0.2, 0.9)  # of heavy tails

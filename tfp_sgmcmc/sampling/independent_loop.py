@@ -15,8 +15,9 @@ from tfp_sgmcmc.internal.nest import flatten_events, unflatten_events
 from tfp_sgmcmc.kernels.independent_metropolis import (
     IndependentMetropolis,
     IndependentMetropolisResults,
+    defensive_normal_log_prob,
+    draw_defensive_normal,
 )
-from tfp_sgmcmc.random.normals import defensive_normal_log_prob, draw_defensive_normal
 from tfp_sgmcmc.sampling.loop import NEVER, FiniteCheck, Position, rows_of
 
 
