@@ -22,13 +22,12 @@ from tfp_sgmcmc.diagnostics.certificate import (
     num_evaluations,
     weighted_sample_of,
 )
-from tfp_sgmcmc.diagnostics.proposal import MixtureProposal, Proposal
 from tfp_sgmcmc.diagnostics.vector_functions import (
     block_size,
     log_prob_of_vectors,
     value_and_gradient_of_vectors,
 )
-from tfp_sgmcmc.diagnostics.weighted_sample import WeightedSample, weigh
+from tfp_sgmcmc.diagnostics.weighted_sample import MixtureProposal, Proposal, WeightedSample, weigh
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.kernels.independent_metropolis import IndependentMetropolis
 from tfp_sgmcmc.targets import MinibatchLogProb

@@ -29,9 +29,14 @@ from tfp_sgmcmc.adaptation.pilot import PilotRuns
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import MOST_FOR_MOMENTS, fit_kl_normal
-from tfp_sgmcmc.diagnostics.proposal import FIRST_SHARE, MixtureProposal, Proposal
 from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
-from tfp_sgmcmc.diagnostics.weighted_sample import fit_proposal, num_draws_for
+from tfp_sgmcmc.diagnostics.weighted_sample import (
+    FIRST_SHARE,
+    MixtureProposal,
+    Proposal,
+    fit_proposal,
+    num_draws_for,
+)
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.laplace.quadratic import lower_factor
 

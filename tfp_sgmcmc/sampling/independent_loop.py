@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.diagnostics.proposal import MixtureProposal
 from tfp_sgmcmc.diagnostics.vector_functions import log_prob_of_vectors
+from tfp_sgmcmc.diagnostics.weighted_sample import MixtureProposal
 from tfp_sgmcmc.internal.nest import flatten_events, unflatten_events
 from tfp_sgmcmc.kernels.independent_metropolis import (
     IndependentMetropolis,

@@ -20,11 +20,10 @@ import tensorflow_probability as tfp
 import tree
 
 from tfp_sgmcmc.diagnostics.convergence import RunningMoments, rhat_of_moments
-from tfp_sgmcmc.kernels.fingerprint import describe_kernel
 from tfp_sgmcmc.sampling.loop import Loop
 from tfp_sgmcmc.sampling.result import Kept, SampleResult, Timings
 from tfp_sgmcmc.sampling.run import ProgressHooks, run_kernel
-from tfp_sgmcmc.sampling.run_fingerprint import describe_target
+from tfp_sgmcmc.sampling.run_fingerprint import describe_kernel, describe_target
 from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.storage.checkpoint import differences
 from tfp_sgmcmc.storage.directory import RunDirectory
