@@ -271,7 +271,6 @@ def independent_draws(
         f"{runs.num_starts} other starts were searched for further modes.",
         f"A normal distribution with heavy tails was fitted to the posterior {how}. Weighed by "
         f"the exact posterior, its draws have {figures}.",
-        tested(choices),
     )
     return with_proposal(problem, choices, lines, sample, runs.num_starts), found
 
@@ -291,16 +290,6 @@ def figures_of(sample: WeightedSample) -> str:
     return (
         f"an efficiency of {sample.efficiency:.2f} (at least {LEAST_EFFICIENCY} is needed) and a "
         f"Pareto k of {sample.pareto_k:.2f} (below {sample.most_k} is needed)"
-    )
-
-
-def tested(choices: Choices) -> str:
-    """Returns a sentence about the Metropolis test."""
-    stride = choices.num_steps_between_results + 1
-    every = "every state" if stride == 1 else f"one state in {stride}"
-    return (
-        "Its draws are proposed to a Metropolis test, which makes them exact and nearly "
-        f"independent. IndependentMetropolis keeps {every}."
     )
 
 
@@ -366,7 +355,7 @@ def proposals_at_once(problem: MinibatchLogProb, num_chains: int, num_steps: int
 def with_proposal(
     problem: MinibatchLogProb,
     choices: Choices,
-    lines: tuple[str, ...],
+    lines: tuple[str, ...] = (),
     sample: WeightedSample | None = None,
     num_starts: int = NUM_STARTS,
 ) -> PreparedKernel:
@@ -384,7 +373,13 @@ def with_proposal(
         weighted = _sample(problem, choices, like) if sample is None else sample
         return compare(parameters, weighted, like, bijector.forward, num_starts)
 
-    return PreparedKernel(kernel, bijector, None, choices, lines, certify=certify)
+    stride = choices.num_steps_between_results + 1
+    every = "every state" if stride == 1 else f"one state in {stride}"
+    tested = (
+        "Its draws are proposed to a Metropolis test, which makes them exact and nearly "
+        f"independent. IndependentMetropolis keeps {every}."
+    )
+    return PreparedKernel(kernel, bijector, None, choices, (*lines, tested), certify=certify)
 
 
 def _sample(problem: MinibatchLogProb, choices: Choices, like: State) -> WeightedSample:

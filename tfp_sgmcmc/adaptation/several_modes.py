@@ -20,7 +20,6 @@ from tfp_sgmcmc.adaptation.independent_draws import (
     climb,
     figures_of,
     settings_of,
-    tested,
     timed_log_prob,
     with_proposal,
 )
@@ -223,6 +222,5 @@ def mixture_draws(
         f"{_LEAST_ARRIVALS} climbs from dispersed starts ended at each of them.",
         "A mixture with a normal distribution with heavy tails for each mode was fitted to the "
         f"posterior {how}. Weighed by the exact posterior, its draws have {figures}.",
-        tested(choices),
     )
     return with_proposal(problem, choices, lines, sample, runs.num_starts)
