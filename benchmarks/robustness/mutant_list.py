@@ -111,7 +111,7 @@ TESTS: dict[str, tuple[str, ...]] = {
 
 # (room, file) -> changes: what is replaced, by what, and for an equivalent one why.
 CHANGES: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
-    ("random", "random/indices.py"): (
+    ("random", "random.py"): (
         ("num_rounds = 5 if", "num_rounds = 1 if"),
         ("num_rounds = 5 if", "num_rounds = 3 if"),
         (">= 16 else 12", ">= 16 else 3"),

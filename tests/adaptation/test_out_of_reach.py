@@ -23,8 +23,8 @@ from tfp_sgmcmc.adaptation.out_of_reach import (
 )
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
-from tfp_sgmcmc.diagnostics.proposal import Proposal
 from tfp_sgmcmc.diagnostics.weighted_sample import (
+    Proposal,
     WeightedSample,
     fit_weighted_sample,
     weigh,

@@ -13,11 +13,18 @@ import tensorflow_probability as tfp
 from scipy import stats
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.adaptation import kernel_selector, several_modes
+from tfp_sgmcmc.adaptation import independent_draws, kernel_selector
 from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode
-from tfp_sgmcmc.adaptation.independent_draws import Climbs, OtherMode, climb, far_starts
 from tfp_sgmcmc.adaptation.kernel_selector import KernelSelector
-from tfp_sgmcmc.adaptation.several_modes import Search, every_other_mode, exchanged
+from tfp_sgmcmc.adaptation.mode_search import (
+    Climbs,
+    OtherMode,
+    Search,
+    climb,
+    every_other_mode,
+    exchanged,
+    far_starts,
+)
 from tfp_sgmcmc.targets.streaming.pooled import PooledLogProb
 
 tfd = tfp.distributions
@@ -100,7 +107,7 @@ def test_a_run_in_a_directory_goes_on(tmp_path: Path) -> None:
 
 def test_a_mixture_with_poor_weights_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: without the mixture the same posterior is not trusted."""
-    monkeypatch.setattr(several_modes, "LEAST_EFFICIENCY", 1.1)
+    monkeypatch.setattr(independent_draws, "LEAST_EFFICIENCY", 1.1)
     law = mixture([0.4, 0.6], [[-10.0], [10.0]], [[1.0], [1.0]])
     with pytest.warns(UserWarning, match="several modes"):
         result = sgmcmc.sample(target_of(law), tf.zeros([1]), 400, **OPTIONS)

@@ -21,6 +21,7 @@ from tfp_sgmcmc.adaptation import (
     independent_draws,
     kernel_selector,
     langevin,
+    mode_search,
     pilot,
     settings_file,
     target_driver,
@@ -422,8 +423,8 @@ def test_gradients_come_in_blocks() -> None:
     np.testing.assert_allclose(Gradients(normal, False)(z, tf.constant([0, 1])), -z, rtol=1e-6)
 
 
-def other_mode_from(at: Any, starts: np.ndarray) -> independent_draws.OtherMode | None:
-    return independent_draws.find_other_mode(at, independent_draws.climb(at, starts))
+def other_mode_from(at: Any, starts: np.ndarray) -> mode_search.OtherMode | None:
+    return mode_search.find_other_mode(at, mode_search.climb(at, starts))
 
 
 def test_another_mode_is_found() -> None:
@@ -440,7 +441,7 @@ def test_another_mode_is_found() -> None:
 
         return values
 
-    starts = independent_draws.far_starts(1, np.zeros(1), np.full([1, 1], 10.0), 0)
+    starts = mode_search.far_starts(1, np.zeros(1), np.full([1, 1], 10.0), 0)
     found = other_mode_from(of(two), starts)
     assert found is not None
     np.testing.assert_allclose([*found[:2], *found.z], [20.0, 0.0, 20.0], atol=0.1)
@@ -455,7 +456,7 @@ def test_a_flat_shelf_is_no_mode() -> None:
         height = np.tanh(z**2 / 4)
         return -3 * height[:, 0], -1.5 * z * (1 - height**2)
 
-    starts = independent_draws.far_starts(1, np.zeros(1), np.full([1, 1], 10.0), 0)
+    starts = mode_search.far_starts(1, np.zeros(1), np.full([1, 1], 10.0), 0)
     assert other_mode_from(shelf, starts) is None
 
     def with_mode(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # the negative control

@@ -131,7 +131,7 @@ def test_every_planted_change_can_be_planted(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must occur once"):
         mutants.plant(tmp_path, mutants.MUTANTS[-1])
     (row,) = mutants.table([mutants.Outcome(mutants.MUTANTS[0], "killed")]).splitlines()[2:]
-    assert row.startswith("| random | random/indices.py | `num_rounds = 5") and "killed" in row
+    assert row.startswith("| random | random.py | `num_rounds = 5") and "killed" in row
     assert len(mutants.MUTANTS) >= 60
     found = [
         mutants.Outcome(m, "equivalent" if m.equivalent else "killed") for m in mutants.MUTANTS

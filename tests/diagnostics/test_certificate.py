@@ -11,8 +11,8 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.diagnostics import pareto_shape
 from tfp_sgmcmc.diagnostics.certificate import Certificate
-from tfp_sgmcmc.diagnostics.proposal import Proposal
 from tfp_sgmcmc.diagnostics.weighted_sample import (
+    Proposal,
     WeightedSample,
     fit_weighted_sample,
 )

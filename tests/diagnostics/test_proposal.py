@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfp_sgmcmc.diagnostics.proposal import MixtureProposal, Proposal
-from tfp_sgmcmc.diagnostics.weighted_sample import fit_proposal, weigh
+from tfp_sgmcmc.diagnostics.weighted_sample import MixtureProposal, Proposal, fit_proposal, weigh
 from tfp_sgmcmc.targets.laplace.quadratic import lower_factor
 
 FIRST = Proposal(np.array([-4.0, 0.0]), np.array([[1.0, 0.0], [0.5, 1.0]]), 0.1)

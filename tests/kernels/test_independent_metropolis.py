@@ -11,7 +11,10 @@ from scipy import stats
 import tfp_sgmcmc as sgmcmc
 from tests.harness.chains import run_chains
 from tfp_sgmcmc.kernels import independent_metropolis
-from tfp_sgmcmc.random.normals import defensive_normal, defensive_normal_log_prob
+from tfp_sgmcmc.kernels.independent_metropolis import (
+    defensive_normal,
+    defensive_normal_log_prob,
+)
 from tfp_sgmcmc.sampling import independent_loop
 from tfp_sgmcmc.sampling.independent_loop import IndependentLoop
 from tfp_sgmcmc.sampling.loop import start_of

@@ -132,7 +132,7 @@ def test_every_example_and_every_pair_is_included_alike(
 
 def check_a_column(size: int = 257, draws: int = 500_000) -> None:
     """Checks the distance of two positions in one column of the grid; finds 35 % in one cell."""
-    _, columns = random.indices._grid(size)
+    _, columns = random._grid(size)
     pairs = random.permuted_indices(SEED, tf.constant([3, 3 + columns]), size, [draws]).numpy()
     distances = np.bincount((pairs[:, 1] - pairs[:, 0]) % size, minlength=size)
     assert distances[0] == 0
@@ -147,9 +147,9 @@ def test_positions_in_a_column_of_the_grid_are_included_alike() -> None:
 @pytest.mark.parametrize("num_rounds", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_few_rounds_are_rejected(num_rounds: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the keys of the further rounds are left out."""
-    keys = random.indices._round_keys
+    keys = random._round_keys
     monkeypatch.setattr(
-        random.indices, "_round_keys", lambda *arguments: keys(*arguments)[: 2 * num_rounds]
+        random, "_round_keys", lambda *arguments: keys(*arguments)[: 2 * num_rounds]
     )
     with pytest.raises(Rejected):
         check_a_column()
@@ -158,8 +158,8 @@ def test_few_rounds_are_rejected(num_rounds: int, monkeypatch: pytest.MonkeyPatc
 def test_the_number_of_rounds() -> None:
     """Five where both sides of the grid are at least 16, otherwise twelve; two keys for each."""
     for size in (11, 255, 257, 2**20 + 7):
-        rounds = 5 if min(random.indices._grid(size)) >= 16 else 12
-        assert len(random.indices._round_keys(SEED, size, [])) == 2 * rounds
+        rounds = 5 if min(random._grid(size)) >= 16 else 12
+        assert len(random._round_keys(SEED, size, [])) == 2 * rounds
 
 
 def test_a_rotation_in_place_of_a_permutation_is_rejected() -> None:
@@ -186,7 +186,7 @@ HUGE = 1_941_759_096
 
 
 def test_columns_of_a_huge_grid_come_alike() -> None:
-    rows, columns = random.indices._grid(HUGE)
+    rows, columns = random._grid(HUGE)
     assert max(rows, columns) <= 2**16
     check_columns(HUGE, columns)
 
@@ -194,7 +194,7 @@ def test_columns_of_a_huge_grid_come_alike() -> None:
 def test_columns_of_a_grid_that_is_too_wide_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control."""
     columns = 123_979
-    monkeypatch.setattr(random.indices, "_grid", lambda n: (-(-n // columns), columns))
+    monkeypatch.setattr(random, "_grid", lambda n: (-(-n // columns), columns))
     with pytest.raises(Rejected):
         check_columns(HUGE, columns)
 
@@ -266,7 +266,7 @@ def test_threefry_gives_the_published_answers(
     """The answers come from the file `kat_vectors` of Random123 (Salmon et al. 2011)."""
     (x, y), k, answer = ([int(w, 16) for w in t.split()] for t in (counter, key, expected))
     key, x, y = (tf.constant(w, tf.uint32) for w in (k, x, y))
-    assert [int(w) for w in random.normals._threefry(key, x, y, num_rounds)] == answer
+    assert [int(w) for w in random._threefry(key, x, y, num_rounds)] == answer
 
 
 @pytest.mark.parametrize("jit", [True, False])
@@ -276,7 +276,7 @@ def test_box_muller_is_exact_to_single_precision(jit: bool) -> None:
     x = np.concatenate([steps, 2 ** np.arange(32, dtype=np.uint32), 2**32 - 1 - steps[:50]])
     y = np.concatenate([steps, [1, 2**31 - 1, 2**31]]).astype(np.uint32)
     x, y = x[:, np.newaxis], y[np.newaxis]
-    draw = compiled(random.normals._box_muller) if jit else random.normals._box_muller
+    draw = compiled(random._box_muller) if jit else random._box_muller
     z = draw(tf.constant(x), tf.constant(y)).numpy()
     u = (np.floor(x / 2) + 0.5) / 2.0**31
     r, sine = np.sqrt(-2 * np.log(u)), np.sin(np.pi * y.view(np.int32) / 2.0**32)

@@ -13,8 +13,7 @@ import tensorflow as tf
 
 from tests.harness.statistics import Rejected, check_counts
 from tfp_sgmcmc import random
-from tfp_sgmcmc.random.indices import hashed_words
-from tfp_sgmcmc.random.normals import _three_point_values
+from tfp_sgmcmc.random import _three_point_values, hashed_words
 
 SEED = tf.constant([3, 4])
 PROBABILITIES = np.array([1, 4, 1]) / 6

@@ -16,7 +16,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc import random
-from tfp_sgmcmc.sampling.stream_feed import Feed
+from tfp_sgmcmc.sampling.steps import Feed
 from tfp_sgmcmc.targets.streamed import StreamState
 
 tfd = tfp.distributions
@@ -337,7 +337,7 @@ def test_a_file_that_changes_is_named_and_draws_are_kept(tmp_path: Path) -> None
 
     whole = run_to(15).states
     run_to(5, tmp_path / "run", files=files)
-    first = sgmcmc.sampling.stream_feed.Feed.__call__
+    first = sgmcmc.sampling.steps.Feed.__call__
     calls = []
 
     def damage(self: Any, results: Any) -> Any:
@@ -349,7 +349,7 @@ def test_a_file_that_changes_is_named_and_draws_are_kept(tmp_path: Path) -> None
     for folder in (tmp_path / "run", None):
         calls.clear()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sgmcmc.sampling.stream_feed.Feed, "__call__", damage)
+            patch.setattr(sgmcmc.sampling.steps.Feed, "__call__", damage)
             with pytest.raises(sgmcmc.StreamReadError, match=r"part-3.npy has 7 bytes") as raised:
                 run_to(15, folder, files=files)
         kept = np.asarray(raised.value.samples)

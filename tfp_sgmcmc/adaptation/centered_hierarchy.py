@@ -137,33 +137,25 @@ def hierarchy_around(problem: MinibatchLogProb, state: State) -> CenteredHierarc
 
 
 def _hierarchy_around(problem: MinibatchLogProb, state: State) -> CenteredHierarchy | None:
-    flat = flatten_events(state, 0).numpy().astype(np.float64)
+    flat, names = flatten_events(state, 0).numpy().astype(np.float64), entry_names(state)
     if not 2 <= len(flat) <= _MOST_ENTRIES:
         return None
     try:
         if problem.has_prior and not dependence(problem, state).any():
             return None
-        return _by_slopes(problem, state, flat)
+        if laws := laws_around(problem, state):
+            effects = _joined(names[j] for law in laws for j in law.entries)
+            scale, location = (
+                _joined(name for law in laws for name in _moved_by(law, part, names))
+                for part in ("scale", "location")
+            )
+            entries = tuple(sorted(j for law in laws for j in law.entries))
+            is_joint = any(isinstance(law, NormalBlocks) for law in laws)
+            return CenteredHierarchy(effects, scale, location or None, entries, is_joint)
+        rows = flat + np.random.default_rng(0).uniform(-_RADIUS, _RADIUS, [_NUM_ROWS, len(flat)])
+        found = find_centered_hierarchy(problem, state, rows)
     except tf.errors.OpError:  # as of a factorisation that fails: these slopes are not known
         return None
-
-
-def _by_slopes(
-    problem: MinibatchLogProb, state: State, flat: np.ndarray
-) -> CenteredHierarchy | None:
-    if laws := laws_around(problem, state):
-        names = entry_names(state)
-        effects = _joined(names[j] for law in laws for j in law.entries)
-        scale, location = (
-            _joined(name for law in laws for name in _moved_by(law, part, names))
-            for part in ("scale", "location")
-        )
-        entries = tuple(sorted(j for law in laws for j in law.entries))
-        is_joint = any(isinstance(law, NormalBlocks) for law in laws)
-        return CenteredHierarchy(effects, scale, location or None, entries, is_joint)
-    rng = np.random.default_rng(0)
-    rows = flat + rng.uniform(-_RADIUS, _RADIUS, [_NUM_ROWS, len(flat)])
-    found = find_centered_hierarchy(problem, state, rows)
     return found if found is not None and found.entries else None
 
 

@@ -110,14 +110,13 @@ def _sampler(
 ) -> PreparedKernel:
     """Returns NUTS if it takes less than an hour, else NOGIN."""
     num_chains, seed, jit_compile = run.num_chains, run.seeds[0].numpy(), run.jit_compile
-    options = problem, state, num_chains, jit_compile
 
     def is_slow(seconds: float) -> bool:
         return seconds * _LEAPFROG_STEPS * (run.num_results + 700) > _MOST_SECONDS
 
-    seconds = _seconds(*options)
-    if is_slow(seconds) and is_slow(seconds := _compiled_seconds(*options)):
-        return _nogin(problem, state, num_chains, run.seeds, jit_compile, reason, seconds)
+    seconds = _seconds(problem, state, run)
+    if is_slow(seconds) and is_slow(seconds := _compiled_seconds(problem, state, run)):
+        return _nogin(problem, state, run, reason, seconds)
     starts = typical_starts(problem, state, num_chains, seed, jit_compile)
     if may_be_centered:
         hierarchy = _hierarchy_around_starts(starts, problem, state, seed)
@@ -237,19 +236,13 @@ def _nuts(
 
 
 def _nogin(
-    problem: MinibatchLogProb,
-    state: State,
-    num_chains: int,
-    seeds: Any,
-    jit_compile: bool,
-    reason: NotNearGaussian,
-    seconds: float,
+    problem: MinibatchLogProb, state: State, run: _Run, reason: NotNearGaussian, seconds: float
 ) -> PreparedKernel:
     """Returns NOGIN, which corrects for the noise of minibatches."""
     center = _center(problem, state)
     flat = flatten_events(center, 0)
     variance = _variances(problem, center)
-    start = dispersed_starts(num_chains, flat.shape[0], flat.dtype, seeds[0])
+    start = dispersed_starts(run.num_chains, flat.shape[0], flat.dtype, run.seeds[0])
     target, bijector = standardize(problem, center, -1 / variance)
     n = min(_BATCH_SIZE, problem.num_examples)
     estimates = target.with_minibatches(n)
@@ -275,7 +268,7 @@ def _nogin(
         f"NOGIN, which corrects for the noise of minibatches, uses {n} of the "
         f"{problem.num_examples} examples, because a step with all of them takes too long."
     )
-    kernel, gradients = NOGIN(estimates, **arguments), Gradients(estimates, jit_compile)
+    kernel, gradients = NOGIN(estimates, **arguments), Gradients(estimates, run.jit_compile)
     return PreparedKernel(
         kernel, bijector, gradients, choices, (line,), (_caveat(reason),), remedy=reason.remedy
     )
@@ -329,20 +322,18 @@ def _variances(problem: MinibatchLogProb, center: State) -> np.ndarray:
     return 1 / (1 + total * flatten_events(squares, 0).numpy().astype(np.float64))
 
 
-def _seconds(problem: MinibatchLogProb, state: State, num_chains: int, jit_compile: bool) -> float:
+def _seconds(problem: MinibatchLogProb, state: State, run: _Run) -> float:
     """Returns the time of a gradient of all data at all chains, or more, by a kept program."""
-    at = np.tile(flatten_events(state, 0).numpy(), [num_chains, 1])
-    evaluate = value_and_gradient_of_vectors(problem, state, jit_compile, in_blocks=False)
+    at = np.tile(flatten_events(state, 0).numpy(), [run.num_chains, 1])
+    evaluate = value_and_gradient_of_vectors(problem, state, run.jit_compile, in_blocks=False)
     with np.errstate(all="ignore"):
         return seconds_of_second(lambda: evaluate(at))
 
 
-def _compiled_seconds(
-    problem: MinibatchLogProb, state: State, num_chains: int, jit_compile: bool
-) -> float:
+def _compiled_seconds(problem: MinibatchLogProb, state: State, run: _Run) -> float:
     """Returns the time of a gradient of all data at all chains."""
-    chains = tf.nest.map_structure(lambda x: tf.repeat(x[tf.newaxis], num_chains, axis=0), state)
+    chains = tf.nest.map_structure(lambda x: tf.stack([x] * run.num_chains), state)
     gradient = traced(
-        lambda s: value_and_gradient(lambda s: call_with_state(problem, s), s), jit_compile
+        lambda s: value_and_gradient(lambda s: call_with_state(problem, s), s), run.jit_compile
     )
     return seconds_of_second(lambda: gradient(chains)[0].numpy())

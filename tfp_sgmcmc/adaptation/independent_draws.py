@@ -1,51 +1,54 @@
 """Independent draws: a proposal fitted to the posterior, whose weights prove that it fits.
 
-Other modes, which the fit would miss, are searched for from places far from the first.
+Where there are several modes, it is a mixture with a component for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_by_normal
+from tfp_sgmcmc.adaptation.mode_search import LEAST_ARRIVALS, NUM_STARTS, OtherMode
 from tfp_sgmcmc.adaptation.out_of_reach import NUM_WIDE, place_beyond
 from tfp_sgmcmc.adaptation.pilot import PilotRuns, seconds_of_second
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import (
+    MOST_FOR_MOMENTS,
     Certificate,
     compare,
+    fit_kl_normal,
     num_evaluations,
     weighted_sample_of,
 )
-from tfp_sgmcmc.diagnostics.proposal import MixtureProposal, Proposal
 from tfp_sgmcmc.diagnostics.vector_functions import (
     block_size,
     log_prob_of_vectors,
     value_and_gradient_of_vectors,
 )
-from tfp_sgmcmc.diagnostics.weighted_sample import WeightedSample, weigh
+from tfp_sgmcmc.diagnostics.weighted_sample import (
+    FIRST_SHARE,
+    MixtureProposal,
+    Proposal,
+    WeightedSample,
+    fit_proposal,
+    num_draws_for,
+    weigh,
+)
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.kernels.independent_metropolis import IndependentMetropolis
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.laplace.laplace import parameters_bijector
-from tfp_sgmcmc.targets.laplace.quadratic import precision_of, root_of_inverse
-
-FAR = 4.0  # distance, in deviations of Laplace's approximation, from which a mode is another one
-_DIP = 0.5  # nats below the lower of two modes, on the line between them
-_DEPTH = 10.0  # difference of the log posterior from which a mode has hardly any mass
-_RADII = (5.0, 15.0)  # of the nearer starts, in deviations of an entry
-NUM_STARTS = 16
-NUM_GRADIENTS, _FLAT = 100, 0.03  # of a climb at most, and the gradient at which it ends
-_SEVERAL = 10  # gradients after which the speed of climbs is looked at
+from tfp_sgmcmc.targets.laplace.quadratic import lower_factor, precision_of, root_of_inverse
 
 NUM_DRAWS = 2000  # that are weighed
 _MOST_ENTRIES = 10_000_000  # N D
 _MOST_SECONDS = 40.0  # HMC takes longer
+_MOST_OF_MIXTURE = 20.0  # seconds
 _MANY_ENTRIES, _MOST_OF_MANY = 1_000_000, 20.0  # N D, and seconds: so long do minibatches take
 LEAST_EFFICIENCY = 0.2
 _MOST_FOR_NUTS = 50_000  # N D; on more data HMC is worth a try
@@ -53,151 +56,6 @@ _LOST = 0.1  # nats of efficiency by dimension; where more is lost, HMC's pilot 
 _BLOCK = 1000  # proposals of all chains that are evaluated at once
 _WORTH = 0.6  # independent draws in a kept one, at least
 _BURN_IN = 10  # proposals that would be accepted
-
-
-class OtherMode(NamedTuple):
-    """A mode far from the center.
-
-    Attributes:
-      distance: its distance from the center, in deviations of Laplace's approximation there.
-      log_prob: its log posterior minus the log posterior at the center.
-      z: where it is.
-      log_mass: the logarithm of its mass over that of the mode at the center, by Laplace's
-        approximations; 0 if that is not known.
-      factor: a Cholesky factor of the covariance of z by Laplace's approximation there, `[D, D]`;
-        None if that is not known.
-    """
-
-    distance: float
-    log_prob: float
-    z: np.ndarray
-    log_mass: float = 0.0
-    factor: np.ndarray | None = None
-
-
-class Climbs(NamedTuple):
-    """Ends of climbs; the first is the mode at the center, z = 0.
-
-    Attributes:
-      z: where they are, `[K + 1, D]`.
-      log_probs: the log posteriors there, `[K + 1]`.
-      is_mode: which of them are modes that are not far lower than the first, `[K + 1]`.
-    """
-
-    z: np.ndarray
-    log_probs: np.ndarray
-    is_mode: np.ndarray
-
-
-def value_and_gradient_of_z(
-    problem: MinibatchLogProb, center: State, factor: np.ndarray, jit_compile: bool
-) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Returns the function of z, `[K, D]`, that gives log posteriors and gradients.
-
-    The state is center + L z with the factor L. The compiled function is that of the state, so it
-    serves every center.
-    """
-    flat = flatten_events(center, 0).numpy()
-    evaluate = value_and_gradient_of_vectors(problem, center, jit_compile, in_blocks=False)
-
-    def of_z(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        value, gradient = evaluate(flat + z @ factor.T)
-        with np.errstate(all="ignore"):  # climbs turn back where derivatives are not finite
-            return value, gradient @ factor
-
-    return of_z
-
-
-def far_starts(
-    dim: int, first: np.ndarray, widths: np.ndarray, seed: Any, number: int = 0
-) -> np.ndarray:
-    """Returns z of sixteen starts, `[16, D]`.
-
-    In rounds 0, 2, ... four lie near the center. The others are spread like the prior, around the
-    center and around the user's start. In rounds 1, 3, ... they lie at distances between, because
-    far out all climbs may lead to the widest mode.
-
-    Args:
-      dim: D.
-      first: z of the user's start, `[D]`.
-      widths: linear map from a standard normal to z with the prior's widths, `[D, D]`.
-      seed: an integer or two, of the normals.
-      number: the number of the round.
-    """
-    seeds = [*np.atleast_1d(seed), *([number] if number else [])]
-    rng = np.random.default_rng(np.array(seeds).astype(np.uint32))
-    if number % 2 == 0:
-        near = np.repeat(_RADII, 2)[:, np.newaxis] * rng.standard_normal([4, dim])
-        wide = rng.standard_normal([NUM_STARTS - 4, dim]) @ widths.T
-        wide[::2] += first
-        return np.concatenate([near, wide])
-    starts = rng.standard_normal([NUM_STARTS, dim]) @ widths.T
-    distances = np.linalg.norm(starts, axis=1, keepdims=True)
-    share = rng.uniform(size=[NUM_STARTS, 1])  # on a logarithmic scale
-    starts *= np.minimum((_RADII[0] / distances) ** share, 1.0)
-    starts[::2] += (1 - share[::2]) * first
-    return starts
-
-
-def find_other_mode(
-    value_and_gradient_fn: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], ends: Climbs
-) -> OtherMode | None:
-    """Returns the highest other mode where climbs ended, or None.
-
-    The function returns the log posterior of z and its gradient at `[K + 1, D]`. Where the log
-    posterior does not dip on the line to the center, a climb ended in a flat tail, and not at
-    another mode.
-    """
-    z, log_probs, is_mode = ends
-    heights, distances = log_probs - log_probs[0], np.linalg.norm(z, axis=-1)
-    others = np.flatnonzero(is_mode & (distances > FAR))
-    # Between two modes the log posterior is lower. A flat tail has no such dip.
-    share = np.linspace(0, 1, len(z))[:, np.newaxis]
-    for i in sorted(others, key=lambda i: -heights[i]):
-        between, _ = value_and_gradient_fn(share * z[i])
-        if not between.min() > min(log_probs[0], log_probs[i]) - _DIP:
-            return OtherMode(float(distances[i]), float(heights[i]), z[i])
-    return None
-
-
-def climb(
-    value_and_gradient_fn: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], starts: np.ndarray
-) -> Climbs:
-    """Climbs from `starts`, `[K, D]`, and from the center, which is a mode.
-
-    The posterior of z is near N(0, I) at the center. The steps are those of Barzilai and Borwein,
-    halved where the log posterior falls. The climbs end when each has come to a mode, or rises so
-    slowly that it would not come near the height of the first.
-    """
-    at = value_and_gradient_fn
-    z = np.concatenate([0 * starts[:1], starts])
-    value, gradient = at(z)
-    before = value
-    with np.errstate(all="ignore"):
-        step = np.linalg.norm(z, axis=-1) / np.maximum(np.linalg.norm(gradient, axis=-1), 1e-30)
-        step = np.minimum(0.1 * step, 1.0)
-        for number in range(NUM_GRADIENTS):
-            ended = np.abs(gradient).max(axis=-1) < _FLAT
-            if number % _SEVERAL == 0:
-                rounds_left = (NUM_GRADIENTS - number) / _SEVERAL
-                within_reach = value + rounds_left * (value - before)
-                ended |= (number > 0) & (within_reach < value[0] - _DEPTH)
-                before = value
-            if ended.all():
-                break
-            moved = z + step[:, np.newaxis] * gradient
-            there, slope = at(moved)
-            good = (there >= value - 1e-3 * np.abs(value)) & np.isfinite(slope).all(axis=-1)
-            offset, change = moved - z, gradient - slope
-            curvature = (offset * change).sum(axis=-1)
-            wanted = (offset**2).sum(axis=-1) / np.maximum(curvature, 1e-12)
-            step = np.where(good, np.clip(wanted, 1e-6, 4 * step + 1e-3), step / 4)
-            keep = good[:, np.newaxis]
-            z, gradient = np.where(keep, moved, z), np.where(keep, slope, gradient)
-            value = np.where(good, there, value)
-    heights = value - value[0]
-    is_mode = np.isfinite(heights) & (np.abs(gradient).max(axis=-1) < 1.0) & (heights > -_DEPTH)
-    return Climbs(z, value, is_mode)
 
 
 def independent_draws(
@@ -272,9 +130,75 @@ def independent_draws(
         f"{runs.num_starts} other starts were searched for further modes.",
         f"A normal distribution with heavy tails was fitted to the posterior {how}. Weighed by "
         f"the exact posterior, its draws have {figures}.",
-        tested(choices),
     )
     return with_proposal(problem, choices, lines, sample, runs.num_starts), found
+
+
+def mixture_draws(
+    problem: MinibatchLogProb,
+    found: Coordinates,
+    others: Sequence[OtherMode],
+    runs: PilotRuns,
+    seed: np.ndarray,
+    num_results: int,
+    num_chains: int,
+) -> PreparedKernel | None:
+    """Returns `IndependentMetropolis` with a mixture, or None if its weights are poor.
+
+    Args:
+      problem: the target.
+      found: coordinates at the first mode.
+      others: the other modes, in these coordinates.
+      runs: notes why the mixture was dropped.
+      seed: two integers, of the fit.
+      num_results: number of draws of each chain.
+      num_chains: number of chains.
+
+    Raises:
+      NotNearGaussian: wide draws find a part of the posterior where the mixture hardly comes.
+    """
+    first = found.factor
+    assert first is not None
+    log_prob_fn, mean, seconds = timed_log_prob(problem, found.center, runs)
+    size = (1 + len(others)) * max(NUM_DRAWS, num_draws_for(runs.dim))
+    if seconds * (2 * size + num_results * num_chains) > _MOST_OF_MIXTURE:
+        runs.dropped.append("A mixture of all modes was dropped, because it would take long.")
+        return None
+    rng = np.random.default_rng(seed.astype(np.uint32))
+    components = [Proposal(mean, first, FIRST_SHARE)]
+    for mode in others:
+        factor = lower_factor(first @ mode.factor)
+        components.append(Proposal(mean + first @ mode.z, factor, FIRST_SHARE))
+    if runs.dim > MOST_FOR_MOMENTS:
+        gradient_fn = value_and_gradient_of_vectors(problem, found.center, runs.jit_compile)
+        normals = [fit_kl_normal(gradient_fn, q.mean, q.factor, rng) for q in components]
+        components = [Proposal(x.mean, x.factor, FIRST_SHARE) for x in normals]
+    log_masses = np.array([0.0, *(mode.log_mass for mode in others)])
+    masses = np.exp(log_masses - log_masses.max())
+    mixture = MixtureProposal.with_masses(tuple(components), masses)
+    sample, rounds = fit_proposal(log_prob_fn, mixture, size, rng)
+    how = f"in {rounds} round{'s' * (rounds > 1)} of {size} draws"
+    figures = figures_of(sample)
+    if not sample.is_reliable or sample.efficiency < LEAST_EFFICIENCY:
+        runs.dropped.append(
+            f"A mixture with a component for each of {1 + len(others)} modes was dropped, because "
+            f"its weights have {figures}."
+        )
+        return None
+    if (missed := place_beyond(problem, found.center, log_prob_fn, sample, rng)) is not None:
+        place, far = missed
+        raise NotNearGaussian(str(far), place=place)
+    choices = settings_of(problem, found.center, sample, runs, seconds, num_results, num_chains)
+    assert isinstance(sample.proposal, MixtureProposal)
+    shares = sample.proposal.shares(sample.draws, sample.weights)
+    listed = ", ".join(f"{100 * share:.3g} %" for share in shares)
+    lines = (
+        f"The posterior has {1 + len(others)} modes, with {listed} of its mass. At least "
+        f"{LEAST_ARRIVALS} climbs from dispersed starts ended at each of them.",
+        "A mixture with a normal distribution with heavy tails for each mode was fitted to the "
+        f"posterior {how}. Weighed by the exact posterior, its draws have {figures}.",
+    )
+    return with_proposal(problem, choices, lines, sample, runs.num_starts)
 
 
 def timed_log_prob(
@@ -292,16 +216,6 @@ def figures_of(sample: WeightedSample) -> str:
     return (
         f"an efficiency of {sample.efficiency:.2f} (at least {LEAST_EFFICIENCY} is needed) and a "
         f"Pareto k of {sample.pareto_k:.2f} (below {sample.most_k} is needed)"
-    )
-
-
-def tested(choices: Choices) -> str:
-    """Returns a sentence about the Metropolis test."""
-    stride = choices.num_steps_between_results + 1
-    every = "every state" if stride == 1 else f"one state in {stride}"
-    return (
-        "Its draws are proposed to a Metropolis test, which makes them exact and nearly "
-        f"independent. IndependentMetropolis keeps {every}."
     )
 
 
@@ -367,7 +281,7 @@ def proposals_at_once(problem: MinibatchLogProb, num_chains: int, num_steps: int
 def with_proposal(
     problem: MinibatchLogProb,
     choices: Choices,
-    lines: tuple[str, ...],
+    lines: tuple[str, ...] = (),
     sample: WeightedSample | None = None,
     num_starts: int = NUM_STARTS,
 ) -> PreparedKernel:
@@ -385,7 +299,13 @@ def with_proposal(
         weighted = _sample(problem, choices, like) if sample is None else sample
         return compare(parameters, weighted, like, bijector.forward, num_starts)
 
-    return PreparedKernel(kernel, bijector, None, choices, lines, certify=certify)
+    stride = choices.num_steps_between_results + 1
+    every = "every state" if stride == 1 else f"one state in {stride}"
+    tested = (
+        "Its draws are proposed to a Metropolis test, which makes them exact and nearly "
+        f"independent. IndependentMetropolis keeps {every}."
+    )
+    return PreparedKernel(kernel, bijector, None, choices, (*lines, tested), certify=certify)
 
 
 def _sample(problem: MinibatchLogProb, choices: Choices, like: State) -> WeightedSample:

@@ -13,30 +13,27 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_at_mode, with_known_remedy
 from tfp_sgmcmc.adaptation.hamiltonian import TimedHMC
-from tfp_sgmcmc.adaptation.independent_draws import (
+from tfp_sgmcmc.adaptation.independent_draws import independent_draws, mixture_draws
+from tfp_sgmcmc.adaptation.langevin import LangevinSelector
+from tfp_sgmcmc.adaptation.mode_search import (
+    FEWEST_ROUNDS,
+    GRADIENTS_OF_ROUND,
     NUM_STARTS,
     Climbs,
     OtherMode,
+    Search,
     climb,
+    every_other_mode,
+    exchanged,
     far_starts,
     find_other_mode,
-    independent_draws,
     value_and_gradient_of_z,
 )
-from tfp_sgmcmc.adaptation.langevin import LangevinSelector
 from tfp_sgmcmc.adaptation.noncentering import repeats_prior
 from tfp_sgmcmc.adaptation.out_of_reach import Place, other_mode
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, prior_widths
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
-from tfp_sgmcmc.adaptation.several_modes import (
-    FEWEST_ROUNDS,
-    GRADIENTS_OF_ROUND,
-    Search,
-    every_other_mode,
-    exchanged,
-    mixture_draws,
-)
 from tfp_sgmcmc.diagnostics.vector_functions import num_padded
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.sampling.result import Flag

@@ -186,7 +186,7 @@ def _solve_lower(factor: Rows, right: list[tf.Tensor]) -> list[tf.Tensor]:
     return found
 
 
-class NonCentering(tfb.Bijector):
+def non_centering(problem: MinibatchLogProb, like: State, law: LocationScale) -> tfb.Bijector:
     r"""Maps variables z with a fixed prior to the effects of a hierarchy, given the other entries.
 
     \[ \theta_e = m_e(\theta_{-e}) + w_e(\theta_{-e}) z_e \]
@@ -198,32 +198,16 @@ class NonCentering(tfb.Bijector):
       like: one unconstrained state.
       law: m and w of the effects.
     """
+    weights = np.concatenate([law.location, law.log_width])  # [4, effects, D]
+    used = [np.flatnonzero(part.any(axis=0)) for part in weights]
 
-    def __init__(self, problem: MinibatchLogProb, like: State, law: LocationScale):
-        parameters = dict(locals())
-        self._problem, self._like, self._law = problem, like, law
-        super().__init__(
-            forward_min_event_ndims=1,
-            dtype=flatten_events(like, 0).dtype,
-            parameters=parameters,
-            name="non_centering",
-        )
-
-    @classmethod
-    def _parameter_properties(cls, dtype: Any) -> dict[str, Any]:
-        del dtype
-        return {}
-
-    def location_and_width(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def location_and_width(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns m and w of all entries, which are 0 and 1 where there is no effect."""
-        law = self._law
-        weights = np.concatenate([law.location, law.log_width])  # [4, effects, D]
-        used = [np.flatnonzero(part.any(axis=0)) for part in weights]
         values = [x, x, x, x]
         if len(used[1]) or len(used[3]):
             is_effect = np.isin(np.arange(x.shape[-1]), law.entries)
             values[1] = values[3] = parameters_of(
-                self._problem, self._like, tf.where(is_effect, tf.zeros([], x.dtype), x)
+                problem, like, tf.where(is_effect, tf.zeros([], x.dtype), x)
             )
         parts = []
         for number, (value, entries) in enumerate(zip(values, used, strict=True)):
@@ -236,16 +220,23 @@ class NonCentering(tfb.Bijector):
         offset[list(law.entries)] = law.offset
         return tf.constant(offset, x.dtype) + parts[0] + parts[1], tf.exp(parts[2] + parts[3])
 
-    def _forward(self, x: tf.Tensor) -> tf.Tensor:
-        location, width = self.location_and_width(x)
-        return location + width * x
+    def forward(z: tf.Tensor) -> tf.Tensor:
+        location, width = location_and_width(z)
+        return location + width * z
 
-    def _inverse(self, y: tf.Tensor) -> tf.Tensor:
-        location, width = self.location_and_width(y)
-        return (y - location) / width
+    def inverse(x: tf.Tensor) -> tf.Tensor:
+        location, width = location_and_width(x)
+        return (x - location) / width
 
-    def _forward_log_det_jacobian(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(tf.math.log(self.location_and_width(x)[1]), axis=-1)
+    return tfb.Inline(
+        forward_fn=forward,
+        inverse_fn=inverse,
+        forward_log_det_jacobian_fn=lambda z: tf.reduce_sum(
+            tf.math.log(location_and_width(z)[1]), axis=-1
+        ),
+        forward_min_event_ndims=1,
+        name="non_centering",
+    )
 
 
 def repeats_prior(bijector: Any) -> bool:
@@ -313,7 +304,7 @@ def _by_one_law(
     if isinstance(law, NormalBlocks):
         step: tfb.Bijector = BlockNonCentering(problem, state, law.blocks, law.is_shared)
     else:
-        step = NonCentering(*model, law)
+        step = non_centering(*model, law)
     other, at = _changed(problem, state, step)
     name = f"non-centred by a law of {len(law.entries)} effects"
     return kept_program(problem, name, state, lambda: other), at

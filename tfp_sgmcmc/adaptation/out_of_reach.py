@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.diagnostics.proposal import Proposal
-from tfp_sgmcmc.diagnostics.weighted_sample import WeightedSample
+from tfp_sgmcmc.diagnostics.weighted_sample import Proposal, WeightedSample
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.targets import MinibatchLogProb

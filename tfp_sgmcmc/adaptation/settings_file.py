@@ -139,7 +139,7 @@ def rebuild(
     noise = None
     center = tf.nest.map_structure(tf.constant, choices.center)
     if choices.sampler == "IndependentMetropolis":
-        return with_proposal(problem, choices, ())
+        return with_proposal(problem, choices)
     hessian = choices.hessian
     if hessian is not None and (hessian.ndim == 1 or choices.coordinates == "covariance"):
         target, bijector = standardize(problem, center, hessian)

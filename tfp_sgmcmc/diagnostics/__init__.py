@@ -5,6 +5,7 @@ A function computes a diagnostic from arrays. Its reducer (for `sample_fold` and
 """
 
 from tfp_sgmcmc.diagnostics.certificate import Certificate, certify
+from tfp_sgmcmc.diagnostics.chain_checks import NonFiniteChainError, check_finite
 from tfp_sgmcmc.diagnostics.convergence import (
     autocorrelation_time_unit_cost,
     integrated_autocorrelation_time,
@@ -15,7 +16,6 @@ from tfp_sgmcmc.diagnostics.errors import (
     relative_mean_error,
     squared_variance_error,
 )
-from tfp_sgmcmc.diagnostics.finite import NonFiniteChainError, check_finite
 from tfp_sgmcmc.diagnostics.gradient_noise import (
     ConfigurationalTemperatureReducer,
     SamplingThresholdReducer,

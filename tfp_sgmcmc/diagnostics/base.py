@@ -8,20 +8,15 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.internal.checks import integer
+from tfp_sgmcmc.internal.checks import as_array, integer
 from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.targets.base import Target
 
 
 def real_array(name: str, value: Any) -> np.ndarray:
     """Returns an array of real numbers in double precision; raises TypeError for anything else."""
-    try:
-        found = np.asarray(value)
-        dtype = tf.as_dtype(found.dtype)
-        is_real = dtype.is_floating or dtype.is_integer
-    except (TypeError, ValueError, NotImplementedError):  # ragged, or a symbolic tensor
-        is_real = False
-    if not is_real:
+    found = as_array(value)
+    if found.dtype.kind not in "iuf" and found.dtype.name != "bfloat16":
         raise TypeError(f"{name} must be an array of real numbers. Received: {value!r:.100}.")
     return found.astype(np.float64, copy=False)
 

@@ -16,12 +16,12 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.diagnostics.base import floating_parts
 from tfp_sgmcmc.diagnostics.convergence import batch_means_standard_error
-from tfp_sgmcmc.diagnostics.proposal import Proposal
 from tfp_sgmcmc.diagnostics.vector_functions import (
     log_prob_of_vectors,
     value_and_gradient_of_vectors,
 )
 from tfp_sgmcmc.diagnostics.weighted_sample import (
+    Proposal,
     WeightedSample,
     fit_weighted_sample,
     num_draws_for,

@@ -2,28 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.covariance import Block, CovarianceState, Full, RunningMean
+from tfp_sgmcmc.covariance import Block, CovarianceState, Diag, Full, NoiseCovariance, RunningMean
 from tfp_sgmcmc.internal.checks import integer, optional
-from tfp_sgmcmc.internal.nest import State, map_parts, sum_events
-from tfp_sgmcmc.kernels import fisher_noise
+from tfp_sgmcmc.internal.nest import (
+    State,
+    append_dims,
+    flatten_events,
+    map_parts,
+    num_entries,
+    squared_norm,
+    sum_events,
+    unflatten_events,
+)
 from tfp_sgmcmc.kernels.base import (
     StepSize,
     StochasticGradientKernel,
     check_positive,
     number_at,
     setting_at,
+    value_at,
 )
 from tfp_sgmcmc.kernels.linear_theory import at_least_zero
 from tfp_sgmcmc.kernels.momentum import scaled
 from tfp_sgmcmc.kernels.noisy_gradients import GradientNoise
 from tfp_sgmcmc.preconditioners import FullMatrix
 from tfp_sgmcmc.targets.anchored import AnchoredTarget
+
+_LEAST = 1e-3  # of the diagonal of the Fisher matrix, for the injected noise
+
+
+class InjectedNoise(NamedTuple):
+    """The covariance C = rate B, before it is raised: a multiple of V, a diagonal, or dense.
+
+    A Fisher matrix of few scores, or of constant or collinear features, is singular. C is therefore
+    at least 1e-3 of its diagonal, in the matrix and in the noise, so the samples keep their law.
+
+    Attributes:
+      multiple: the factor of V in C, a scalar or `[chains...]`.
+      diagonal: the diagonal of C, in the structure of the state; zeros for a multiple of V.
+      draw: `draw(matrix, share, shift, seed)` returns a draw from N(0, C) with C raised. C is the
+        sum of `share` times `matrix` (if it is a multiple of V), `dense` and the diagonal `shift`.
+      dense: C if it is a dense matrix over all entries, `[D, D]` or `[chains..., D, D]`.
+    """
+
+    multiple: tf.Tensor
+    diagonal: State
+    draw: Callable[[NoiseCovariance, tf.Tensor, State, tf.Tensor], State]
+    dense: tf.Tensor | None = None
+
+    def raised_shift(self, matrix: NoiseCovariance) -> tuple[State, State]:
+        """Returns the diagonal to add to `matrix` and a dense C, and where it exceeds C's.
+
+        With a dense C it is C's diagonal, at least 1e-3 of `matrix`'s, or 1 where both are zero.
+        """
+        diagonal, given = matrix.diag_part(), self.diagonal
+
+        def shift(m: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
+            raised = tf.maximum(_LEAST * m, c)
+            return tf.where(m + c > 0, raised if self.dense is None else raised - c, 1)
+
+        return map_parts(shift, diagonal, given), map_parts(
+            lambda m, c: _LEAST * m > c, diagonal, given
+        )
+
+    def solve(
+        self, matrix: NoiseCovariance, shift: State, v: State, chain_ndims: int
+    ) -> tuple[State, State]:
+        """Returns (matrix + C)^-1 v, and which of its entries are unknown and set to zero.
+
+        Those have zeros on the diagonals of `matrix` and C, or belong to a chain whose system could
+        not be solved in this precision. Where v is not finite, x is not finite either.
+        """
+        lost = map_parts(lambda m, c: m + c <= 0, matrix.diag_part(), self.diagonal)
+        if self.dense is not None:
+            matrix = matrix.plus(self.dense)
+        x = matrix.solve(shift, 1.0, v)
+        solvable = tf.math.is_finite(squared_norm(v, chain_ndims))
+        failed = solvable & ~tf.math.is_finite(squared_norm(x, chain_ndims))
+        lost = tf.nest.map_structure(lambda a: a | append_dims(failed, a), lost)
+        return map_parts(lambda a, x, v: tf.where(a, 0 * v, x), lost, x, v), lost
 
 
 class SGFSResults(NamedTuple):
@@ -214,8 +278,8 @@ class SGFS(StochasticGradientKernel):
         gamma_n = self._target.num_examples + (self._target.noise_scale or 0.0) / temperature
         injected = self._injected(rate, results.step, state, chain_ndims, gamma_n)
         matrix = self._noise.past(state, results.covariance_state, gamma_n + injected.multiple)
-        shift, _ = fisher_noise.raised_shift(matrix, injected)
-        product, _ = fisher_noise.solve(matrix, injected, shift, vector, chain_ndims)
+        shift, _ = injected.raised_shift(matrix)
+        product, _ = injected.solve(matrix, shift, vector, chain_ndims)
         known = results.covariance_state.step > 0
         return map_parts(lambda x, v: tf.where(known, x, 1e-12 * v), product, vector)
 
@@ -224,16 +288,7 @@ class SGFS(StochasticGradientKernel):
         chain_ndims = zeros.shape.rank
         epsilon, rate, temperature = self._numbers(step, state, chain_ndims)
         self._injected(rate, step, state, chain_ndims, rate)
-        is_fisher = isinstance(self._parameters["B"], str)
-        fisher_noise.check_regular(
-            self._noise.covariance,
-            self._target,
-            rate,
-            is_fisher,
-            state,
-            chain_ndims,
-            self._noise.largest_rank(self._parameters["num_estimation_steps"], state, chain_ndims),
-        )
+        self._check_regular(rate, state, chain_ndims)
         return SGFSResults(
             **self._first_figures(state, zeros, epsilon, temperature),
             num_raised=tf.zeros_like(zeros, tf.int32),
@@ -273,13 +328,13 @@ class SGFS(StochasticGradientKernel):
         else:
             matrix = self._noise.past(state, covariance_state, scale)
             covariance_state = covariance_state._replace(step=covariance_state.step + 1)
-        shift, raised = fisher_noise.raised_shift(matrix, injected)
+        shift, raised = injected.raised_shift(matrix)
         matrix, covariance_state = self._noise.covariance.prepare(
             covariance_state, matrix, shift, 1.0
         )
         eta = injected.draw(matrix, injected.multiple / scale, shift, noise_seed)
         force = map_parts(lambda g, x: g + scaled(tf.sqrt(temperature), x), estimate.gradient, eta)
-        change, lost = fisher_noise.solve(matrix, injected, shift, force, chain_ndims)
+        change, lost = injected.solve(matrix, shift, force, chain_ndims)
         given = self._parameters["num_estimation_steps"]
         moves = results.step >= self._noise.estimation_steps(given, state, chain_ndims)
         state = map_parts(lambda theta, x: tf.where(moves, theta + 2 * x, theta), state, change)
@@ -309,11 +364,81 @@ class SGFS(StochasticGradientKernel):
 
     def _injected(
         self, rate: tf.Tensor, step: tf.Tensor, state: State, chain_ndims: int, gamma_n: tf.Tensor
-    ) -> fisher_noise.InjectedNoise:
+    ) -> InjectedNoise:
+        """Returns C = rate B for numbers, a `FullMatrix`, or a name, where B is a multiple of V."""
         B = self._parameters["B"]
-        is_scaled = isinstance(B, str) and B == "scaled_fisher"
-        fisher = gamma_n if is_scaled else self._target.num_examples
-        return fisher_noise.injected_noise(B, rate, step, state, chain_ndims, fisher)
+        if isinstance(B, str):
+            fisher = gamma_n if B == "scaled_fisher" else self._target.num_examples
+            return InjectedNoise(
+                multiple=fisher * rate,
+                diagonal=tf.nest.map_structure(tf.zeros_like, state),
+                draw=lambda matrix, share, shift, seed: matrix.draw(shift, share, seed),
+            )
+        if isinstance(B, FullMatrix):
+            return _dense_noise(B, rate, state, chain_ndims)
+        try:
+            diagonal = value_at(B, step, state, "B")
+        except ValueError as error:
+            raise ValueError(f"{error} Give a matrix over all entries as FullMatrix(B).") from error
+        return InjectedNoise(
+            multiple=tf.zeros_like(rate),
+            diagonal=map_parts(lambda x, b: scaled(rate, b + tf.zeros_like(x)), state, diagonal),
+            draw=lambda _, share, shift, seed: _diagonal_draw(shift, seed),
+        )
+
+    def _check_regular(self, rate: tf.Tensor, state: State, chain_ndims: int) -> None:
+        """Raises ValueError if the matrix of the first move is singular."""
+        value = tf.get_static_value(rate)
+        is_zero = value is not None and bool(np.any(value == 0))
+        if is_zero and (self._target.noise_scale == 0 or self._target.becomes_exact):
+            raise ValueError(
+                "alpha must be positive if the target's minibatch holds or comes to hold all its "
+                "examples, which bring no noise. Received: alpha = 0. Use a positive alpha or a "
+                "smaller minibatch."
+            )
+        parts, covariance = tf.nest.flatten(state), self._noise.covariance
+        rank = self._noise.largest_rank(
+            self._parameters["num_estimation_steps"], state, chain_ndims
+        )
+        is_solved = is_zero or isinstance(self._parameters["B"], str)
+        if rank is None or not is_solved or isinstance(covariance, Diag):
+            return
+        for group in covariance.groups(parts):
+            size = num_entries([parts[i] for i in group], chain_ndims)
+            if rank < size:
+                raise ValueError(
+                    f"The target's scores must span {size} dimensions, because with alpha = 0 or "
+                    f"B = 'fisher' a matrix of {size} entries is solved with. Received: "
+                    f"{self._target.num_scores} scores (its batch_size or num_groups), of which "
+                    f"the first matrix has a rank of at most {rank}. Use more scores or more steps "
+                    "of estimation, a positive alpha with another B, or covariance='diag'."
+                )
+
+
+def _dense_noise(B: FullMatrix, rate: tf.Tensor, state: State, chain_ndims: int) -> InjectedNoise:
+    local, _ = B.evaluate(state, chain_ndims)
+    with tf.init_scope():  # a captured tensor, not a constant in every compiled program
+        matrix = tf.constant(B.matrix, rate.dtype)
+    flat = tf.linalg.diag_part(matrix) + tf.zeros_like(flatten_events(state, chain_ndims))
+    diagonal = unflatten_events(flat, state, chain_ndims)
+
+    def draw(_: NoiseCovariance, share: tf.Tensor, shift: State, seed: tf.Tensor) -> State:
+        del share
+        seeds = random.split(seed, 2)
+        dense = local.sqrt_multiply(random.normal_like(state, seeds[0]))
+        rest = _diagonal_draw(shift, seeds[1])
+        return map_parts(lambda x, y: scaled(tf.sqrt(rate), x) + y, dense, rest)
+
+    return InjectedNoise(
+        multiple=tf.zeros_like(rate),
+        diagonal=tf.nest.map_structure(lambda b: scaled(rate, b), diagonal),
+        dense=(rate[..., tf.newaxis, tf.newaxis] if rate.shape.rank else rate) * matrix,
+        draw=draw,
+    )
+
+
+def _diagonal_draw(variances: State, seed: tf.Tensor) -> State:
+    return map_parts(lambda c, z: tf.sqrt(c) * z, variances, random.normal_like(variances, seed))
 
 
 def _count(entries: State, chain_ndims: int) -> tf.Tensor:

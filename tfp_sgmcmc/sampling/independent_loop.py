@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.diagnostics.proposal import MixtureProposal
 from tfp_sgmcmc.diagnostics.vector_functions import log_prob_of_vectors
+from tfp_sgmcmc.diagnostics.weighted_sample import MixtureProposal
 from tfp_sgmcmc.internal.nest import flatten_events, unflatten_events
 from tfp_sgmcmc.kernels.independent_metropolis import (
     IndependentMetropolis,
     IndependentMetropolisResults,
+    defensive_normal_log_prob,
+    draw_defensive_normal,
 )
-from tfp_sgmcmc.random.normals import defensive_normal_log_prob, draw_defensive_normal
 from tfp_sgmcmc.sampling.loop import NEVER, FiniteCheck, Position, rows_of
 
 

@@ -20,7 +20,6 @@ import tree
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import boolean, eager, function, integer, optional
-from tfp_sgmcmc.kernels.fingerprint import describe_kernel
 from tfp_sgmcmc.kernels.independent_metropolis import IndependentMetropolis
 from tfp_sgmcmc.sampling.independent_loop import IndependentLoop
 from tfp_sgmcmc.sampling.loop import (
@@ -45,9 +44,13 @@ from tfp_sgmcmc.sampling.result import (
     kept_arrays,
     open_records,
 )
-from tfp_sgmcmc.sampling.run_fingerprint import describe_batches, describe_call, describe_run
-from tfp_sgmcmc.sampling.steps import ProcessGroup, StepPlan, take_steps
-from tfp_sgmcmc.sampling.stream_feed import Feed
+from tfp_sgmcmc.sampling.run_fingerprint import (
+    describe_batches,
+    describe_call,
+    describe_kernel,
+    describe_run,
+)
+from tfp_sgmcmc.sampling.steps import Feed, ProcessGroup, StepPlan, take_steps
 from tfp_sgmcmc.storage.directory import Directory, RunDirectory, as_directory
 from tfp_sgmcmc.targets import Target, preflight
 from tfp_sgmcmc.targets.validation.step_size_check import judge_step

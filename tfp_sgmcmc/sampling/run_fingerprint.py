@@ -1,8 +1,9 @@
-"""Numbers that identify the problem of a run; a run resumes only if they are the same."""
+"""The fingerprint of a run: what identifies its kernel and problem, which must stay the same."""
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,19 +12,125 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 import tree
 
+from tfp_sgmcmc.covariance import CovarianceEstimator
+from tfp_sgmcmc.covariance.base import Average
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.nest import State, call_with_state, instances
-from tfp_sgmcmc.kernels.fingerprint import describe_kernel, describe_problem
+from tfp_sgmcmc.internal.replicas import Replicas
+from tfp_sgmcmc.kernels.base import StochasticGradientKernel, is_schedule
 from tfp_sgmcmc.kernels.independent_metropolis import IndependentMetropolis
+from tfp_sgmcmc.preconditioners import Preconditioner
 from tfp_sgmcmc.sampling.loop import Loop, Position, log_prob_fn_of, state_tensors
+from tfp_sgmcmc.schedules import Schedule
 from tfp_sgmcmc.storage import tolerant_equality
-from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb, Target
+from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb, ShardedLogProb, Target
 from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
 from tfp_sgmcmc.targets.data import checksum
 from tfp_sgmcmc.targets.streamed import StreamedLogProb, StreamState
 
+_DESCRIBED_ENTRIES = 100
+_STEPS = (0, 1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)  # at which schedules are compared
 _SEED = (0, 0)  # draws the minibatch
 _NUM_ROWS = 100
+
+
+def describe_problem(
+    log_prob: Any, gradient: Any, what: str = "log posterior", rtol: float = 1e-3
+) -> dict[str, Any]:
+    """Returns a few numbers that name a log posterior by its value and gradient at one place.
+
+    They are JSON values by name, which `RunDirectory` compares with a tolerance for rounding. Use
+    the same state and minibatch whenever the program starts, and a state whose gradient does not
+    vanish.
+
+    >>> found = describe_problem(-1.25, np.array([0.5, 2.0]))
+    >>> list(found), found["log posterior"]["about"]
+    (['log posterior', 'gradient of the log posterior'], [-1.25])
+
+    Args:
+      log_prob: the values, an array or number.
+      gradient: nest of arrays.
+      what: the name of the function, such as "log prior".
+      rtol: the relative difference that rounding may make in the values.
+    """
+    return {
+        what: tolerant_equality.record([log_prob], rtol, atol=1e-3),
+        f"gradient of the {what}": tolerant_equality.record(tf.nest.flatten(gradient)),
+    }
+
+
+def describe_kernel(kernel: tfp.mcmc.TransitionKernel, prefix: str = "kernel") -> dict[str, Any]:
+    """Returns the class, numbers and options of a kernel and its parts, as JSON values by name.
+
+    Functions are described by their type only, schedules also by their values at a few steps, large
+    arrays and the data of a target by a checksum.
+    """
+    described: dict[str, Any] = {prefix: type(kernel).__name__}
+    for name, value in getattr(kernel, "parameters", {}).items():
+        key = f"{prefix}.{name}"
+        if isinstance(value, tfp.mcmc.TransitionKernel):
+            described |= describe_kernel(value, key)
+        elif isinstance(value, Target):
+            described |= _describe_target(value, key)
+        else:
+            described[key] = _describe(value)
+            if isinstance(kernel, StochasticGradientKernel) and not name.endswith("_fn"):
+                described |= _describe_schedules(value, key)
+    return described
+
+
+def _describe_schedules(value: Any, key: str) -> dict[str, Any]:
+    schedules = [
+        x
+        for x in tf.nest.flatten(value)
+        if is_schedule(x) and not isinstance(x, Preconditioner | CovarianceEstimator | Average)
+    ]
+    if not schedules:
+        return {}
+    values = [np.asarray(x(tf.constant(t, tf.int64))) for x in schedules for t in _STEPS]
+    steps = ", ".join(map(str, _STEPS))
+    return {f"{key} at steps {steps}": tolerant_equality.record(values, rtol=1e-5, singly=True)}
+
+
+def _describe_target(target: Target, key: str) -> dict[str, Any]:
+    described = {key: type(target).__name__}
+    for name, value in _public(target).items():
+        if isinstance(value, Replicas):  # a run goes on with any number of them
+            value = None
+        if not isinstance(value, Target):
+            described[f"{key}.{name}"] = _describe(value)
+    base = getattr(target, "target", None)
+    if isinstance(base, Target):
+        described |= _describe_target(base, f"{key}.target")
+    if isinstance(target, MinibatchLogProb) and not isinstance(target, ShardedLogProb):
+        described[f"{key}.data"] = checksum(target._data)
+    return described
+
+
+def _public(value: Any) -> dict[str, Any]:
+    return {name: x for name, x in vars(value).items() if not name.startswith("_")}
+
+
+def _describe(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_describe(x) for x in value]
+    if isinstance(value, dict):
+        return {str(k): _describe(x) for k, x in value.items()}
+    if isinstance(value, np.ndarray | np.generic) or tf.is_tensor(value):
+        array = np.asarray(value)
+        if array.size <= _DESCRIBED_ENTRIES:
+            return array.tolist()
+        return [type(value).__name__, list(array.shape), f"{zlib.crc32(array.tobytes()):08x}"]
+    if isinstance(value, Preconditioner | CovarianceEstimator | Average | Schedule):
+        return [type(value).__name__, _describe(_public(value))]
+    if hasattr(value, "get_config"):  # a schedule of Keras
+        try:
+            return [type(value).__name__, json.loads(json.dumps(value.get_config()))]
+        except (TypeError, ValueError, NotImplementedError):
+            pass
+    return type(value).__name__
 
 
 def describe_run(
@@ -71,7 +178,7 @@ def describe_all_data(target: MinibatchLogProb, state: State) -> dict[str, Any]:
 
     def values(at: State) -> dict[str, Any]:
         found = value_and_gradient(lambda s: call_with_state(target, s), at, connected=False)
-        return _describe(*found[:2], what="log posterior of all data")
+        return _of_problem(*found[:2], what="log posterior of all data")
 
     found = {
         "num_examples": target.num_examples,
@@ -98,7 +205,7 @@ def describe_batches(target: Any, state: State) -> Callable[[Any], dict[str, Any
 
         def values(at: State) -> dict[str, Any]:
             estimate = target.estimate(at, tf.constant(_SEED), stream, with_scores=False)
-            return _describe(estimate.log_prob, estimate.gradient, "log posterior of a read")
+            return _of_problem(estimate.log_prob, estimate.gradient, "log posterior of a read")
 
         return _near(state, values)
 
@@ -128,14 +235,14 @@ def _values_at(log_prob_fn: Any, state: State) -> dict[str, Any]:
     if isinstance(log_prob_fn, StreamedLogProb):  # the feed supplies its batches
         base = log_prob_fn.of_one_batch
         prior = value_and_gradient(base.log_prior, state, connected=False)
-        return _describe(*prior[:2], what="log prior")
+        return _of_problem(*prior[:2], what="log prior")
     if not isinstance(log_prob_fn, Target):
         if not all(x.dtype.is_floating for x in tf.nest.flatten(state)):
-            return _describe(call_with_state(log_prob_fn, state), ())
+            return _of_problem(call_with_state(log_prob_fn, state), ())
         of_state = value_and_gradient(
             lambda s: call_with_state(log_prob_fn, s), state, connected=False
         )
-        return _describe(*of_state[:2])
+        return _of_problem(*of_state[:2])
     try:
         estimate = _estimate(log_prob_fn, state)
     except ValueError:
@@ -145,10 +252,10 @@ def _values_at(log_prob_fn: Any, state: State) -> dict[str, Any]:
         while log_prob_fn.log_prior(state).shape.rank:
             state = tf.nest.map_structure(lambda x: x[0], state)
         estimate = _estimate(log_prob_fn, state)
-    found = _describe(estimate.log_prob, estimate.gradient)
+    found = _of_problem(estimate.log_prob, estimate.gradient)
     if isinstance(log_prob_fn, MinibatchLogProb):
         prior = value_and_gradient(log_prob_fn.log_prior, state, connected=False)
-        found |= _describe(*prior[:2], what="log prior")
+        found |= _of_problem(*prior[:2], what="log prior")
     return found
 
 
@@ -157,7 +264,7 @@ def _estimate(target: Target, state: State) -> GradientEstimate:
     return target.estimate(state, tf.constant(_SEED), target.bootstrap(state), with_scores=False)
 
 
-def _describe(log_prob: Any, gradient: Any, what: str = "log posterior") -> dict[str, Any]:
+def _of_problem(log_prob: Any, gradient: Any, what: str = "log posterior") -> dict[str, Any]:
     """Returns `describe_problem` with a tolerance for processors that differ.
 
     GPUs round the factors of products of matrices.

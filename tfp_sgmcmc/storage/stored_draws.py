@@ -183,17 +183,6 @@ class StoredDraws:
         return rows.reshape(stop - start, *self.shape[1:])
 
 
-def open_draws(
-    store: Path, group: str, name: str, chain_shape: tuple[int, ...] | None
-) -> StoredDraws:
-    """Returns the draws of an array of a store that was finished."""
-    import zarr
-
-    array = zarr.open_array(store.absolute() / group / name, mode="r")
-    num_draws = array.shape[0 if chain_shape is None else 1]
-    return StoredDraws(array, chain_shape, num_draws, read_run_id(store))
-
-
 def read_run_id(store: Path) -> str | None:
     """Returns the identifier of the run that wrote a store; None if it has none."""
     return json.loads((store / "zarr.json").read_bytes()).get("attributes", {}).get(RUN_ID)

@@ -20,30 +20,17 @@ from tfp_sgmcmc.targets.data import as_tensors, assert_finite, checksum, form_of
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, noise_scale
 
 
-class Shards(NamedTuple):
-    """The shards of a data set.
-
-    Attributes:
-      held: the data of the shards in this process, by number.
-      sizes: number of rows of each shard, `[S]`.
-      row_bytes: bytes of a row.
-      checksums: a checksum of the rows of each shard.
-    """
-
-    held: dict[int, Any]
-    sizes: np.ndarray
-    row_bytes: int
-    checksums: list[str]
-
-
 def load_shards(
     load_shard: Callable[[int], Any],
     num_shards: int,
     dtype: Any,
     replicas: Replicas | None,
     arguments: dict[str, Any],
-) -> Shards:
+) -> tuple[dict[int, Any], np.ndarray, int, list[str]]:
     """Loads the shards of this process; replica r holds the shards s with s % R == r.
+
+    Returns the shards' data by number, their numbers of rows `[S]`, the bytes of a row, and a
+    checksum of the rows of each shard. Of shards elsewhere there are no data.
 
     Args:
       load_shard: shard number -> nest of arrays.
@@ -89,7 +76,7 @@ def load_shards(
                 f"{forms[0]} in shard 0, {form} in shard {s}."
             )
     _warn_of_equal(checksums)
-    return Shards(held, np.array(sizes, np.int64), row_bytes[0], list(checksums))
+    return held, np.array(sizes, np.int64), row_bytes[0], list(checksums)
 
 
 def _warn_of_equal(checksums: Sequence[str]) -> None:

@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from tests.keras.small_models import assert_close, unit_normal
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
-from tfp_sgmcmc.internal.vectorize import unsafe_operation
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.example_scores import Mapper
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
+from tfp_sgmcmc.targets.scores import unsafe_operation
 
 B, C, SEED = 3, 2, tf.constant([0, 0])
 RNG = np.random.default_rng(0)

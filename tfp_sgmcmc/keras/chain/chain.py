@@ -39,7 +39,7 @@ from tfp_sgmcmc.keras.model.log_prob import (
 )
 from tfp_sgmcmc.keras.model.priors import LogPrior
 from tfp_sgmcmc.kernels.base import setting_at
-from tfp_sgmcmc.kernels.fingerprint import describe_kernel
+from tfp_sgmcmc.sampling.run_fingerprint import describe_kernel
 from tfp_sgmcmc.targets.base import FullDataLogProb, Target
 
 _NO_ESTIMATE = (

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores
 from tfp_sgmcmc.internal import memory, replicas, xla
-from tfp_sgmcmc.internal.vectorize import unsafe_operation, vectorized_or_not
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.layer_calls import (
     as_scores,
@@ -25,7 +24,7 @@ from tfp_sgmcmc.keras.model.layer_calls import (
     recorded_calls,
 )
 from tfp_sgmcmc.targets.base import check_connected
-from tfp_sgmcmc.targets.scores import mapped_scores
+from tfp_sgmcmc.targets.scores import mapped_scores, unsafe_operation, vectorized_or_not
 
 _NOT_TWICE = (
     keras.layers.Conv1DTranspose,

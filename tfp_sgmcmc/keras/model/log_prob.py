@@ -24,7 +24,7 @@ from tfp_sgmcmc.keras.model.example_scores import (
     with_stored_gradient,
 )
 from tfp_sgmcmc.keras.model.priors import LogPrior, checked_value
-from tfp_sgmcmc.random.indices import hashed_words, mix, word
+from tfp_sgmcmc.random import hashed_words, mix, word
 from tfp_sgmcmc.targets.base import (
     GradientEstimate,
     Target,

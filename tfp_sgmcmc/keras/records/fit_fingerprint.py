@@ -14,7 +14,7 @@ from tfp_sgmcmc.keras.data.training_data import Source, taken
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.model.priors import LogPrior
-from tfp_sgmcmc.kernels.fingerprint import describe_problem
+from tfp_sgmcmc.sampling.run_fingerprint import describe_problem
 from tfp_sgmcmc.storage import tolerant_equality
 from tfp_sgmcmc.storage.checkpoint import agree
 from tfp_sgmcmc.targets.data import evenly_spread

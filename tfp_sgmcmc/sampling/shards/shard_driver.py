@@ -178,7 +178,7 @@ def sample_shards(
         raise next(iter(failures.values()), KeyboardInterrupt())
     for number, error in sorted(failures.items()):
         warnings.warn(f"Shard {number} failed, and its chains are left out: {error}", stacklevel=2)
-    left = sum(x.num_results < plan.num_results for x in good) + len(tasks) - len(good)
+    left = sum(not x.result.is_complete for x in good) + len(tasks) - len(good)
     if finished.is_interrupted:
         warnings.warn(f"Interrupted: {left} of {len(tasks)} shards are not complete.", stacklevel=2)
     return gather(

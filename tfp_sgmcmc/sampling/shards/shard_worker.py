@@ -7,6 +7,7 @@ so R-hat and ESS of all shards need no draws of other workers.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import socket
@@ -20,11 +21,10 @@ import tensorflow_probability as tfp
 import tree
 
 from tfp_sgmcmc.diagnostics.convergence import RunningMoments, rhat_of_moments
-from tfp_sgmcmc.kernels.fingerprint import describe_kernel
 from tfp_sgmcmc.sampling.loop import Loop
-from tfp_sgmcmc.sampling.result import Kept, SampleResult, Timings
+from tfp_sgmcmc.sampling.result import SampleResult
 from tfp_sgmcmc.sampling.run import ProgressHooks, run_kernel
-from tfp_sgmcmc.sampling.run_fingerprint import describe_target
+from tfp_sgmcmc.sampling.run_fingerprint import describe_kernel, describe_target
 from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.storage.checkpoint import differences
 from tfp_sgmcmc.storage.directory import RunDirectory
@@ -180,28 +180,16 @@ class ShardDraws(NamedTuple):
 
     Attributes:
       index: number of the shard.
-      seed: the shard's seed.
-      num_results: number of draws of each chain.
-      kept: names and forms of the arrays, in the order of `structure`.
-      structure: states, trace and weights, with a number in place of each array.
-      arrays: the draws; None if they are in a directory.
-      final_state: nest of arrays.
+      result: the result of the shard's run, without the last kernel results.
       moments: the moments of each part of the state; None if there are too few draws.
-      timings: the times that the shard took.
       problem: the fingerprint of the kernel, data and posterior, if the worker made them.
       process: the number of the worker's process.
       checked: what the check of a `CheckedKernel` returned; None without one.
     """
 
     index: int
-    seed: tuple[int, int]
-    num_results: int
-    kept: list[Kept]
-    structure: Any
-    arrays: list[np.ndarray] | None
-    final_state: Any
+    result: SampleResult
     moments: list[SegmentMoments] | None
-    timings: Timings
     problem: dict[str, Any]
     process: int
     checked: Any = None
@@ -264,20 +252,12 @@ def run_shard(
             chain_shape=tree.flatten(task.initial_state)[0].shape[:1],
             view=view,
         )
-        # dm-tree takes None for a leaf.
-        nests = tuple(() if x is None else x for x in (result.states, result.trace, result.weights))
-        states = tree.flatten(result.states)
         enough = result.num_results >= 2 * NUM_SEGMENTS
+        final_state = tf.nest.map_structure(np.asarray, result.final_state)
         return ShardDraws(
             index=task.index,
-            seed=task.seed,
-            num_results=result.num_results,
-            kept=list(result._kept),
-            structure=tree.map_structure(lambda _: 0, nests),
-            arrays=[np.asarray(x) for x in tree.flatten(nests)] if run is None else None,
-            final_state=tf.nest.map_structure(np.asarray, result.final_state),
-            moments=[SegmentMoments.of(x) for x in states] if enough else None,
-            timings=result.timings,
+            result=dataclasses.replace(result, final_state=final_state, final_kernel_results=None),
+            moments=[SegmentMoments.of(x) for x in tree.flatten(result.states)] if enough else None,
             problem=problem,
             process=os.getpid(),
             checked=None if check is None else check(result),

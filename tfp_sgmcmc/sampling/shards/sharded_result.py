@@ -20,7 +20,6 @@ from tfp_sgmcmc.sampling.result import SampleResult, Timings
 from tfp_sgmcmc.sampling.result_table import num_chains_of, table_of, title_of
 from tfp_sgmcmc.sampling.shards import shard_worker
 from tfp_sgmcmc.storage.directory import SAMPLES
-from tfp_sgmcmc.storage.stored_draws import open_draws
 
 
 class ShardedDraws:
@@ -217,35 +216,27 @@ def gather(
     seconds: float,
 ) -> ShardedResult:
     """Returns the result of one or more shards that ended well."""
-    first = shards[0]
-
-    def arrays_of(shard: shard_worker.ShardDraws) -> list[Any]:
-        if shard.arrays is not None:
-            return shard.arrays
-        assert directory is not None
-        store = directory / f"shard-{shard.index}" / SAMPLES
-        return [
-            open_draws(store, k.group, k.name, k.variable.chain_shape).first(shard.num_results)
-            for k in shard.kept
-        ]
-
+    results = [shard.result for shard in shards]
+    first, timings = results[0], [result.timings for result in results]
+    arrays = zip(*(result._leaves() for result in results), strict=True)
     leaves = [
         ShardedDraws(parts) if kept.variable.chain_shape else parts[0]
-        for kept, parts in zip(first.kept, zip(*map(arrays_of, shards), strict=True), strict=True)
+        for kept, parts in zip(first._kept, arrays, strict=True)
     ]
-    states, trace, weights = tree.unflatten_as(first.structure, leaves)
-    finals = [tree.flatten(shard.final_state) for shard in shards]
-    timings = [shard.timings for shard in shards]
+    # dm-tree takes None for a leaf.
+    nests = tuple(() if x is None else x for x in (first.states, first.trace, first.weights))
+    states, trace, weights = tree.unflatten_as(nests, leaves)
+    finals = [tree.flatten(result.final_state) for result in results]
     shapes = [x.shape[1:] for x in leaves]
     kept = [
         k._replace(variable=k.variable._replace(shape=shape))
-        for k, shape in zip(first.kept, shapes, strict=True)
+        for k, shape in zip(first._kept, shapes, strict=True)
     ]
     steps = sum(t.seconds * t.steps_per_second for t in timings if t.steps_per_second > 0)
     return ShardedResult(
         states=states,
-        trace=None if isinstance(trace, tuple) and not trace else trace,
-        weights=None if isinstance(weights, tuple) and not weights else weights,
+        trace=None if first.trace is None else trace,
+        weights=None if first.weights is None else weights,
         is_complete=is_complete,
         final_state=tree.unflatten_as(
             states, [np.concatenate(parts) for parts in zip(*finals, strict=True)]
@@ -259,7 +250,7 @@ def gather(
         _attributes={},
         failures=failures,
         shards=tuple(shard.index for shard in shards),
-        seeds=tuple(shard.seed for shard in shards),
+        seeds=tuple(result.seed for result in results),
         shard_timings=tuple(timings),
         processes=tuple(shard.process for shard in shards),
         checked=tuple(shard.checked for shard in shards if shard.checked is not None),

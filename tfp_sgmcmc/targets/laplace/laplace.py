@@ -151,7 +151,7 @@ def laplace_bijector(
     """
     flat = flatten_events(center, 0)
     if isinstance(quadratic, LowRankHessian):
-        scale = LowRankScale(quadratic)
+        scale = _low_rank_scale(quadratic)
     else:
         scale = tfb.ScaleMatvecTriL(tf.constant(quadratic.factor, flat.dtype))
     return vector_bijector(bijector, center, [tfb.Shift(flat), scale])
@@ -199,35 +199,17 @@ def check_single_state(name: str, target: MinibatchLogProb, state: State) -> Non
         )
 
 
-class LowRankScale(tfb.Bijector):
-    """The bijector that multiplies vectors by the L of a `LowRankHessian`."""
-
-    def __init__(self, quadratic: LowRankHessian):
-        parameters = dict(locals())
-        self._quadratic = quadratic
-        super().__init__(
-            forward_min_event_ndims=1,
-            is_constant_jacobian=True,
-            dtype=quadratic.diagonal.dtype,
-            parameters=parameters,
-            name="low_rank_scale",
-        )
-        self._log_det = quadratic.log_det_root()
-
-    @classmethod
-    def _parameter_properties(cls, dtype: Any) -> dict[str, Any]:
-        del dtype
-        return {}
-
-    def _forward(self, x: tf.Tensor) -> tf.Tensor:
-        return self._quadratic.root(x)
-
-    def _inverse(self, y: tf.Tensor) -> tf.Tensor:
-        return self._quadratic.inverse_root(y)
-
-    def _forward_log_det_jacobian(self, x: tf.Tensor) -> tf.Tensor:
-        del x
-        return self._log_det
+def _low_rank_scale(quadratic: LowRankHessian) -> tfb.Bijector:
+    """Returns the bijector that multiplies vectors by the L of a `LowRankHessian`."""
+    log_det = quadratic.log_det_root()
+    return tfb.Inline(
+        forward_fn=quadratic.root,
+        inverse_fn=quadratic.inverse_root,
+        forward_log_det_jacobian_fn=lambda x: log_det,
+        forward_min_event_ndims=1,
+        is_constant_jacobian=True,
+        name="low_rank_scale",
+    )
 
 
 def _to_parts(center: State) -> list[tfb.Bijector]:

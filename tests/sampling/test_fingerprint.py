@@ -9,8 +9,8 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.kernels.fingerprint import describe_kernel
 from tfp_sgmcmc.sampling.loop import chain_shape_of, start_of
+from tfp_sgmcmc.sampling.run_fingerprint import describe_kernel
 
 X = np.random.default_rng(0).normal(size=[30, 2]).astype(np.float32)
 B, C, P = tfp.bijectors, sgmcmc.covariance, sgmcmc.preconditioners

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfp_sgmcmc.internal.snapshots import is_same, snapshot
+from tfp_sgmcmc.sampling.programs import is_same, snapshot
 
 NUMBER = 1.0
 
