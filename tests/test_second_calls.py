@@ -50,6 +50,28 @@ CALLS: dict[str, Callable[[int, Any], Any]] = {
 }
 
 
+def many_rows() -> sgmcmc.MinibatchLogProb:
+    """So many rows that a draw of minibatches with control variates takes least."""
+    x = np.random.default_rng(0).normal(size=[1_000_000, 10]).astype(np.float32)
+    return sgmcmc.MinibatchLogProb(
+        lambda w: -0.5 * tf.reduce_sum(w**2, axis=-1),
+        sgmcmc.LinearModel(lambda eta, y: tfd.Bernoulli(logits=eta).log_prob(y)),
+        (x, (x[:, 0] > 0.5).astype(np.float32)),
+        20,
+    )
+
+
+@pytest.mark.slow
+def test_nothing_is_traced_for_control_variates() -> None:
+    target, start = many_rows(), tf.zeros([10])
+    first = sgmcmc.sample(target, start, 100, min_ess=20, seed=0, **QUIET)
+    assert "UnderdampedLangevin" in str(first.explanation)
+    with counted() as made:
+        second = sgmcmc.sample(target, start, 100, min_ess=20, seed=1, **QUIET)
+    assert made.graphs == [] and made.maps[0] < 20
+    assert not np.array_equal(first.states, second.states)
+
+
 @pytest.mark.filterwarnings("ignore")  # so few draws are not judged here
 @pytest.mark.parametrize("name", fast_settings(CALLS, *[c for c in [*CALLS][2:] if c != "L-BFGS"]))
 def test_nothing_is_traced_or_compiled(name: str, result: sgmcmc.SampleResult) -> None:

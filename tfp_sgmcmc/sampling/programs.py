@@ -303,7 +303,8 @@ def _held(value: Any, module: Any, seen: frozenset[int]) -> Any:
     if isinstance(value, FunctionType):
         is_foreign = module is not None and value.__globals__ is not module
         return value if is_foreign or id(value) in seen else _function(value, seen)
-    if isinstance(value, MethodType):  # another access to a method makes another object
+    if isinstance(value, MethodType) and isinstance(value.__self__, tfp.bijectors.Bijector):
+        # Each access to a method makes another object. Bijectors do not change.
         return MethodType, value.__func__, value.__self__
     if isinstance(value, np.ndarray) and value.size <= _MOST_ENTRIES and value.dtype != object:
         return _Array(value.shape, value.dtype.str, value.tobytes())
