@@ -5,6 +5,7 @@ import functools
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 import tensorflow as tf
 import tensorflow_probability as tfp
 
@@ -462,6 +463,7 @@ def pairs(x=X, y=Y):
     return tf.data.Dataset.from_tensor_slices((x, y))
 
 
+SPARSE = tf.sparse.from_dense(X)
 RAGGED = tf.ragged.constant([[1.0]] * N, ragged_rank=1)
 
 
@@ -477,8 +479,17 @@ RAGGED = tf.ragged.constant([[1.0]] * N, ragged_rank=1)
         ((pairs(y=Y[:, 0]),), ValueError, r"must be batched.*Received: .* shapes \(2,\), \(\)"),
         ((pairs(x=RAGGED).batch(2),), TypeError, r"RaggedTensor. Pad it by .to_tensor\(\)"),
         ((RAGGED, Y), TypeError, r"RaggedTensor. Pad it by .to_tensor\(\)"),
+        ((pairs(x=SPARSE).batch(2),), TypeError, "SparseTensor. Convert it by tf.sparse.to_dense"),
+        ((SPARSE, Y), TypeError, "SparseTensor. Convert it by tf.sparse.to_dense"),
+        ((scipy.sparse.csr_matrix(X), Y), TypeError, r"csr_matrix. Convert it by .toarray\(\)"),
+        ((np.ma.masked_greater(X, 0), Y), TypeError, r"MaskedArray.* by .filled\(value\)"),
     ],
 )
 def test_data_that_no_step_can_take_are_refused(make, data, error, words):
+    callback = make()
     with pytest.raises(error, match=words):
-        make_model().fit(*data, verbose=0, callbacks=[make()])
+        make_model().fit(*data, verbose=0, callbacks=[callback])
+    with pytest.raises(
+        ValueError, match="no fit with this callback has taken a step. If fit ended"
+    ):
+        _ = callback.posterior
