@@ -257,9 +257,8 @@ class StreamedLogProb(Target):
           TypeError: `size` or `epoch` is not an integer.
         """
         seen, size, sums = 0, integer("size", size, 1), np.zeros([2])
-        epoch = integer("epoch", epoch, 0)
         self._num_passes += 1
-        where = f"pass {self._num_passes} over epoch {epoch}"
+        where = f"pass {self._num_passes} over epoch {integer('epoch', epoch, 0)}"
         with self._faults.named(lambda: f"{where}, in {self._examples(seen, size)}"):
             self._faults.check(epoch)
             for block in self._in_blocks(epoch, size):
