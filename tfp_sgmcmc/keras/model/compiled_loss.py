@@ -199,8 +199,8 @@ def _check_form(model: keras.Model, y: Any, outputs: Any) -> None:
         return
     form = " without the axis of classes" if kind.is_sparse else ""
     raise ValueError(
-        f"y must have the shape of the outputs{form}, as the compiled loss takes it. Received: y of "
-        f"shape {['rows', *given[1:]]} and outputs of shape {['rows', *output[1:]]}. Numbers of "
+        f"y must have the shape of the outputs{form}, as the compiled loss takes it. Received: y "
+        f"of shape {['rows', *given[1:]]} and outputs of shape {['rows', *output[1:]]}. Numbers of "
         "classes go with a SparseCategoricalCrossentropy, and one-hot labels with a "
         "CategoricalCrossentropy."
     )
