@@ -141,7 +141,7 @@ def uniform_indices(
 
     Arguments and result are the same as for `permuted_indices`.
     """
-    integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
+    num_examples = integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
     key = _chain_key(_as_seeds(seed, positions), chain_shape)
     words = tf.cast(hashed_words(key, tf.cast(positions, tf.uint32)), tf.uint64)
     scaled = words * tf.constant(num_examples, tf.uint64)
@@ -171,7 +171,7 @@ def permuted_indices(
     Returns:
       `int32` tensor of shape `[*chain_shape, n]`.
     """
-    integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
+    num_examples = integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
     keys = _round_keys(_as_seeds(seed, positions), num_examples, chain_shape)
     return _permuted(keys, positions, num_examples)
 
@@ -193,8 +193,8 @@ def epoch_indices(
     `step` is t, an `int64` scalar, `batch_size` B, at most N, and `num_examples` N. `seed` and
     `chain_shape` are the same as for `permuted_indices`.
     """
-    integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
-    integer("batch_size", batch_size, least=1, most=num_examples)
+    num_examples = integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
+    batch_size = integer("batch_size", batch_size, least=1, most=num_examples)
     seed = as_seed(seed)
     start = step * batch_size
     first = tf.cast(start // num_examples, tf.int32)
@@ -317,7 +317,7 @@ def _permuted(keys: list[tf.Tensor], positions: tf.Tensor, num_examples: int) ->
 @functools.lru_cache(maxsize=128, typed=True)
 def _grid(num_examples: int) -> tuple[int, int]:
     """Returns sides a <= b of the nearly square grid with the fewest cells beyond N."""
-    integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
+    num_examples = integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
     root = math.isqrt(num_examples - 1) + 1
     # `_hash_below` takes sides of 16 bits.
     least = max(1, min(2, num_examples), root // 4, -(-num_examples // 2**16))

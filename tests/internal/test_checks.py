@@ -85,3 +85,10 @@ def test_what_must_be_called_eagerly_says_so() -> None:
         tf.function(lambda: checks.eager("sample"), autograph=False)()
     with tf.Graph().as_default(), pytest.raises(RuntimeError, match=message):
         checks.eager("sample")
+
+
+@pytest.mark.parametrize("value", [2**63, 10**30, np.uint64(2**63)])
+def test_integers_that_no_program_can_hold_are_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=f"num_results must be .* Received: {value}"):
+        checks.integer("num_results", value, 1)
+    assert checks.integer("num_results", 2**63 - 1, 1) == 2**63 - 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.nest import call_with_state, squared_norm, sum_entries
+from tfp_sgmcmc.internal.nest import call_with_state, convert_state, squared_norm, sum_entries
 
 
 @pytest.mark.parametrize(
@@ -72,3 +72,10 @@ class Named(NamedTuple):
 def test_named_tuples_go_by_name_where_the_function_takes_the_names(fn, extra):
     expected = 2 if fn is max else (1, 2, *extra.values())
     assert call_with_state(fn, Named(1, 2), **extra) == expected
+
+
+def test_names_of_parts_that_no_call_can_take_are_told():
+    with pytest.raises(TypeError, match=r"strings as names of its parts.* Received: \[1, 2\]"):
+        call_with_state(lambda a, b: a, {1: 0.5, 2: 0.5})
+    with pytest.raises(TypeError, match="initial_state must have names that can be sorted"):
+        convert_state({1: 0.5, "a": 0.5}, called="initial_state")

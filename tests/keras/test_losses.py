@@ -120,3 +120,8 @@ def test_the_sampler_takes_them():
 def test_errors(make, error, words):
     with pytest.raises(error, match=words):
         make()
+
+
+def test_lists_are_taken_as_by_the_losses_of_keras():
+    loss, outputs, log_p = CASES["known"]
+    np.testing.assert_allclose(loss(Y.tolist(), outputs.tolist()), -log_p.sum(1).mean(), rtol=1e-5)

@@ -194,6 +194,20 @@ def test_results_that_are_none_of_a_kernel_are_told(kind: Any, results: Any) -> 
         kernel.one_step(tf.zeros([]), results, seed=0)
 
 
+@pytest.mark.parametrize("kind", [sgmcmc.SGFS, sgmcmc.SGHMC, sgmcmc.SGNHT, sgmcmc.CCAdL])
+def test_results_of_another_kernel_have_no_largest_stable_step(kind: Any) -> None:
+    def log_likelihood(x: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+        return -0.5 * (batch - x[..., tf.newaxis]) ** 2
+
+    data = np.ones(2, np.float32)
+    target = sgmcmc.MinibatchLogProb(lambda x: -0.5 * x**2, log_likelihood, data, 2)
+    options = {"scheme": "euler"} if kind is sgmcmc.CCAdL else {}
+    others = () if kind is sgmcmc.SGFS else (sgmcmc.SGLD(target, 0.1).bootstrap_results(0.0),)
+    for results in (3, "x", *others):
+        with pytest.raises(TypeError, match="^results must be what bootstrap_results"):
+            kind(target, 0.1, **options).largest_stable_step(1.0, results=results)
+
+
 @pytest.mark.parametrize(
     "kernel",
     [

@@ -528,3 +528,9 @@ def test_alias_tables_draw_alike_in_every_mode_and_never_what_has_no_chance() ->
     eager = draw().numpy()
     np.testing.assert_array_equal(eager, tf.function(draw, jit_compile=True)())
     assert set(np.unique(eager)) == {1, 2} and np.ptp(eager, axis=0).max() > 0
+
+
+@pytest.mark.parametrize("draw", [random.permuted_indices, random.uniform_indices])
+def test_a_short_integer_is_a_number_of_examples(draw: Any) -> None:
+    found, expected = (draw(SEED, tf.range(3), n) for n in (np.uint8(200), 200))
+    np.testing.assert_array_equal(found, expected)

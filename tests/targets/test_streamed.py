@@ -554,3 +554,10 @@ def test_the_advice_on_dtypes_can_be_followed() -> None:
     of = target(dataset=rows, batch_size=4)
     with pytest.raises(TypeError, match=r"cast the rows of the dataset, .*tf.cast\(..., 'float32'"):
         of(tf.constant(0.5))
+
+
+@pytest.mark.parametrize("epoch", [-1, 0.5, [0], None])
+def test_the_epoch_of_blocks_is_checked(epoch: Any) -> None:
+    of = of_blocks(lambda: np.split(ROWS, 4))
+    with pytest.raises((TypeError, ValueError), match="epoch must be"):
+        next(of.blocks(100, epoch))

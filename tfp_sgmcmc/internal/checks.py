@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
+_LARGEST = 2**63 - 1  # that a program's integers hold
+
 
 def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Returns `value` if it is an integer from `least` to `most` (None: without a limit).
+    """Returns `value` if it is an integer from `least` to `most` (None: 2^63 - 1).
 
     Raises TypeError for any other type, and ValueError for an integer out of range.
 
@@ -20,8 +22,10 @@ def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
       >>> integer("num_results", 3, least=1)
       3
     """
-    bounds = f"at least {least}" if most is None else f"in {least} .. {most}"
-    return _integer(name, value, least, most, "an integer", bounds)
+    bounds = f"in {least} .. {_LARGEST if most is None else most}"
+    if most is None and not (isinstance(value, int) and value > _LARGEST):
+        bounds = f"at least {least}"
+    return _integer(name, value, least, _LARGEST if most is None else most, "an integer", bounds)
 
 
 def optional(check: Callable[..., Any], name: str, value: Any, *bounds: Any) -> Any:
@@ -41,10 +45,10 @@ def count_of_examples(name: str, value: Any, num_examples: int) -> int:
     return _integer(name, value, 1, num_examples, f"an integer {bounds}", expected)
 
 
-def _integer(name: str, value: Any, least: int, most: int | None, kind: str, bounds: str) -> int:
+def _integer(name: str, value: Any, least: int, most: int, kind: str, bounds: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name} must be {kind}. Received: {value!r}.")
-    require(name, value, value >= least and (most is None or value <= most), bounds)
+    require(name, value, least <= value <= most, bounds)
     return int(value)
 
 

@@ -47,6 +47,11 @@ def call_with_state(fn: Callable[..., Any], state: State, **extra: Any) -> Any:
     if hasattr(state, "_asdict") and _takes_names(fn, [*state._fields, *extra]):
         state = state._asdict()
     if isinstance(state, Mapping):
+        if not all(isinstance(name, str) for name in state):
+            raise TypeError(
+                "state must have strings as names of its parts, which are passed by name. "
+                f"Received: {[*state]}."
+            )
         return fn(**state, **extra)
     parts = state if isinstance(state, list | tuple) else [state]
     return fn(*parts, *extra.values())
@@ -289,8 +294,12 @@ def convert_state(state: State, initial: bool = False, called: str = "state") ->
     Only an `initial` state must be finite: `tfp_sgmcmc.diagnostics.check_finite` reports chains
     that break down later. `called` is the name in messages.
     """
-
-    leaves = tf.nest.flatten(state)
+    try:
+        leaves = tf.nest.flatten(state)
+    except TypeError as error:
+        raise TypeError(
+            f"{called} must have names that can be sorted, such as strings. Received: {error}."
+        ) from error
     if not initial and leaves and all(isinstance(x, tf.Tensor) for x in leaves):
         dtypes = {x.dtype for x in leaves}
         if len(dtypes) == 1 and dtypes.pop().is_floating:

@@ -27,7 +27,7 @@ from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.checks.fit_preflight import Preflight
 from tfp_sgmcmc.keras.data.fit_batches import BatchIterator, ResidentData, WorkerBatches, data_asked
 from tfp_sgmcmc.keras.data.training_data import Source, validation_of_fit
-from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.records.fit_fingerprint import FitProblem
 from tfp_sgmcmc.keras.records.recorder import Recorder
 from tfp_sgmcmc.storage.checkpoint import differences
@@ -82,7 +82,7 @@ class BatchSteps:
 
     def _built_chain(self, model: keras.Model, batch: tuple[Any, Any, Any]) -> Chain:
         """Returns the chain, with all variables that it and the model need for such a batch."""
-        internals.build(model, *batch)
+        compiled_loss.build(model, *batch)
         if self._recorder.chain is None:
             with tf.init_scope():
                 self._start_chain()

@@ -153,7 +153,7 @@ def find_step_size(
     arrays = internals.map_arrays(np.asarray, tensors)
     size = checks.integer("batch_size", batch_size, 1, num_examples)
     source = Source("arrays", num_examples, size, -(-num_examples // size), arrays)
-    internals.build(model, *source.batch(2))
+    compiled_loss.build(model, *source.batch(2))
     check_variables(model.trainable_variables)
     check_data(model, source)
     log_prior = as_log_prior(prior, model)

@@ -112,7 +112,12 @@ class FitResult:
           ValueError: there are no samples yet.
         """
         chain, samples = self._recorder.chain, self._recorder.samples
-        if chain is None or not len(samples):
+        if chain is None or not self._num_steps:
+            raise ValueError(
+                "There are no samples yet, because no fit with this callback has taken a step. If "
+                "fit ended with an error, its message says what to change."
+            )
+        if not len(samples):
             raise ValueError(
                 "There are no samples yet. Run fit for more steps (batches) than the burn-in takes."
             )

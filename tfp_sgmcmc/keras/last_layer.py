@@ -97,7 +97,7 @@ def last_layer_laplace(
     integer("num_samples", num_samples, 1)
     integer("batch_size", batch_size, 1)
     seed = random.as_seed(random.fresh_seed() if seed is None else seed)
-    internals.build(model, *keras.tree.map_structure(lambda a: a[:1], (x, y)), None)
+    compiled_loss.build(model, *keras.tree.map_structure(lambda a: a[:1], (x, y)), None)
     values = [keras.ops.convert_to_tensor(v) for v in model.trainable_variables]
     numbers = {id(v): i for i, v in enumerate(model.trainable_variables)}
     places = [numbers[id(v)] for v in layer.trainable_variables]

@@ -327,11 +327,14 @@ def number_at(
     return value
 
 
-def check_results(results: Any) -> None:
-    """Raises TypeError unless `results` is a named tuple, as the results of all kernels are."""
-    if not hasattr(type(results), "_fields"):
+def check_results(
+    results: Any, called: str = "previous_kernel_results", field: str | None = None
+) -> None:
+    """Raises TypeError unless `results` is a named tuple, with `field`, as those of the kernel."""
+    fields = getattr(type(results), "_fields", None)
+    if fields is None or (field is not None and field not in fields):
         raise TypeError(
-            "previous_kernel_results must be what bootstrap_results or the last one_step returned. "
+            f"{called} must be what bootstrap_results or the last one_step of the kernel returned. "
             f"Received: a {type(results).__name__}."
         )
 

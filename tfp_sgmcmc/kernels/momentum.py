@@ -13,6 +13,7 @@ from tfp_sgmcmc.internal.checks import integer, numbers
 from tfp_sgmcmc.internal.nest import State, append_dims, map_parts, num_entries, sum_events
 from tfp_sgmcmc.kernels.base import (
     StochasticGradientKernel,
+    check_results,
     is_schedule,
     number_at,
     setting_at,
@@ -69,6 +70,7 @@ class MomentumKernel(StochasticGradientKernel):
     def _used(self, field: str, name: str, step: int, results: Any) -> np.ndarray:
         """Returns the results' `field`, or without results the argument `name` at `step`."""
         if results is not None:
+            check_results(results, "results", field)
             return np.asarray(getattr(results, field))
         integer("step", step, 0)
         return np.asarray(setting_at(self._parameters[name], tf.constant(step, tf.int64)))

@@ -25,6 +25,7 @@ from tfp_sgmcmc.kernels.base import (
     StepSize,
     StochasticGradientKernel,
     check_positive,
+    check_results,
     number_at,
     setting_at,
     value_at,
@@ -258,6 +259,8 @@ class SGFS(StochasticGradientKernel):
         floating-point number stands for the infinite \( \epsilon \).
         """
         name = "alpha" if self.step_size is None else "step_size"
+        if results is not None:
+            check_results(results, "results", "step")
         at = (
             results.step if results is not None else tf.constant(integer("step", step, 0), tf.int64)
         )

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import one_of
 from tfp_sgmcmc.internal.nest import State, map_parts
-from tfp_sgmcmc.kernels.base import StepSize
+from tfp_sgmcmc.kernels.base import StepSize, check_results
 from tfp_sgmcmc.kernels.linear_theory import euler_limit
 from tfp_sgmcmc.kernels.momentum import (
     MomentumKernel,
@@ -153,6 +153,7 @@ class SGNHT(MomentumKernel):
             return super().largest_stable_step(largest_curvature)
         if results is None:
             return euler_limit(largest_curvature, self._used("", "friction", step, None))
+        check_results(results, "results", "thermostat")
         chain_ndims = results.target_log_prob.shape.rank
         largest = [
             np.max(xi, axis=tuple(range(chain_ndims, xi.shape.rank)))

@@ -31,6 +31,12 @@ def as_tensors(data: Any, dtype: Any, called: str = "data") -> Any:
         if found is None or not found.is_floating:
             raise TypeError(f"dtype must be floating, or None. Received: {dtype!r}.")
     data = _without_frames(data)
+    try:
+        tree.flatten(data)
+    except TypeError as error:
+        raise TypeError(
+            f"{called} must have names that can be sorted, such as strings. Received: {error}."
+        ) from error
     return tree.map_structure_with_path(
         lambda path, x: as_tensor(x, dtype, _name(called, path)), data
     )
@@ -74,6 +80,12 @@ def as_tensor(x: Any, dtype: Any, name: str = "data") -> tf.Tensor:
             f"{name} must hold dense arrays, whose rows are drawn at random. Received: a sparse "
             f"{type(x).__name__}. Give x.toarray(), or tf.sparse.to_dense(x), if memory allows; or "
             "arrays of the indices and values of each row's entries, padded to one length."
+        )
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            f"{name} must hold no masked arrays, whose masks would be lost. Received: a "
+            f"{type(x).__name__}. Give x.filled(value), or leave the rows with masked entries out, "
+            "or give the mask as an array of its own."
         )
     try:
         tensor = tf.convert_to_tensor(x)

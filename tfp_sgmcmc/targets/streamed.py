@@ -254,11 +254,11 @@ class StreamedLogProb(Target):
           StreamReadError: the dataset cannot be read.
           ValueError: the epoch does not have N examples, up to a last batch that is dropped; or its
             rows are not those of the pass before.
-          TypeError: `size` is not an integer.
+          TypeError: `size` or `epoch` is not an integer.
         """
         seen, size, sums = 0, integer("size", size, 1), np.zeros([2])
         self._num_passes += 1
-        where = f"pass {self._num_passes} over epoch {epoch}"
+        where = f"pass {self._num_passes} over epoch {integer('epoch', epoch, 0)}"
         with self._faults.named(lambda: f"{where}, in {self._examples(seen, size)}"):
             self._faults.check(epoch)
             for block in self._in_blocks(epoch, size):

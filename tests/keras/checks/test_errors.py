@@ -5,6 +5,7 @@ import functools
 import keras
 import numpy as np
 import pytest
+import scipy.sparse
 import tensorflow as tf
 import tensorflow_probability as tfp
 
@@ -458,10 +459,36 @@ def test_inputs_that_keras_would_confuse_are_told_before_the_first_step():
     assert not len(callback.samples[0])
 
 
+SPARSE_LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+DENSE_LOSS = keras.losses.CategoricalCrossentropy(from_logits=True)
+
+
+@pytest.mark.filterwarnings("ignore:`shuffle=True` was passed")
+@pytest.mark.parametrize("as_data", [tuple, lambda given: (pairs(*given).batch(4),)])
+@pytest.mark.parametrize(
+    ("loss", "labels", "words"),
+    [
+        (SPARSE_LOSS, np.eye(3)[[0, 1, 2, 0] * (N // 4)], " without the axis of classes, as"),
+        (DENSE_LOSS, np.zeros(N, int), ", as the compiled loss"),
+        (DENSE_LOSS, np.zeros([N, 1], int), ", as the compiled loss"),
+        (small_models.BINARY_CROSSENTROPY, np.zeros(N), ", as the compiled loss"),
+    ],
+)
+def test_labels_of_another_form_than_the_loss_takes_are_told(loss, labels, words, as_data):
+    model = small_models.linear(loss, 3, inputs=X.shape[1])
+    shape = r" of shape \['rows'.*outputs of shape \['rows', 3\]"
+    with pytest.raises(ValueError, match=f"y must have the shape of the outputs{words}"):
+        model.fit(*as_data((X, labels)), verbose=0, callbacks=[sampler()])
+    posterior = small_models.posterior_of(model, [np.zeros([2, X.shape[1], 3], np.float32)])
+    with pytest.raises(ValueError, match=f"Received: y{shape}"):
+        posterior.evaluate(X, labels)
+
+
 def pairs(x=X, y=Y):
     return tf.data.Dataset.from_tensor_slices((x, y))
 
 
+SPARSE = tf.sparse.from_dense(X)
 RAGGED = tf.ragged.constant([[1.0]] * N, ragged_rank=1)
 
 
@@ -477,8 +504,17 @@ RAGGED = tf.ragged.constant([[1.0]] * N, ragged_rank=1)
         ((pairs(y=Y[:, 0]),), ValueError, r"must be batched.*Received: .* shapes \(2,\), \(\)"),
         ((pairs(x=RAGGED).batch(2),), TypeError, r"RaggedTensor. Pad it by .to_tensor\(\)"),
         ((RAGGED, Y), TypeError, r"RaggedTensor. Pad it by .to_tensor\(\)"),
+        ((pairs(x=SPARSE).batch(2),), TypeError, "SparseTensor. Convert it by tf.sparse.to_dense"),
+        ((SPARSE, Y), TypeError, "SparseTensor. Convert it by tf.sparse.to_dense"),
+        ((scipy.sparse.csr_matrix(X), Y), TypeError, r"csr_matrix. Convert it by .toarray\(\)"),
+        ((np.ma.masked_greater(X, 0), Y), TypeError, r"MaskedArray.* by .filled\(value\)"),
     ],
 )
 def test_data_that_no_step_can_take_are_refused(make, data, error, words):
+    callback = make()
     with pytest.raises(error, match=words):
-        make_model().fit(*data, verbose=0, callbacks=[make()])
+        make_model().fit(*data, verbose=0, callbacks=[callback])
+    with pytest.raises(
+        ValueError, match="no fit with this callback has taken a step. If fit ended"
+    ):
+        _ = callback.posterior

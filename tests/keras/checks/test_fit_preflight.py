@@ -209,6 +209,34 @@ class TestSecondFit:
             fit(model, callback)
         assert len(callback.samples[0]) == 2 and model.loss is smooth
 
+    def test_another_loss_of_other_labels_is_refused(self):
+        sparse = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        callback, model = standard(), classifier(sparse, units=2)
+        fit(model, callback, y=Y[:, 0])
+        model.compile(loss=keras.losses.CategoricalCrossentropy(from_logits=True))
+        with pytest.raises(ValueError, match="from one posterior. Received: another y"):
+            fit(model, callback, y=keras.utils.to_categorical(Y[:, 0]))
+
+    @pytest.mark.parametrize("chains", [None, 2])
+    def test_weights_that_were_set_since_the_last_fit_are_told(self, chains):
+        """They are the state of a single chain; several chains have states of their own."""
+        callback, model = standard(chains=chains), classifier()
+        fit(model, callback, epochs=2)
+        said = [m for m in messages(model, callback) if "must have the weights that" in m]
+        model.set_weights([np.ones([D, 1], np.float32)])
+        after = [m for m in messages(model, callback) if "must have the weights that" in m]
+        assert not said and len(after) == (chains is None)
+
+    def test_weights_that_early_stopping_restores_are_told(self):
+        """Its order among the callbacks makes no difference."""
+        for is_first in (False, True):
+            callback, model = standard(), classifier()
+            stop = keras.callbacks.EarlyStopping("samples", mode="min", restore_best_weights=True)
+            callbacks = [stop, callback] if is_first else [callback, stop]
+            model.fit(X, Y, batch_size=N, epochs=5, verbose=0, callbacks=callbacks)
+            with pytest.warns(UserWarning, match="beside EarlyStopping with restore_best_weights"):
+                fit(model, callback)
+
     @pytest.mark.thorough
     def test_the_same_data_in_another_form_are_accepted(self):
         callback, model = standard(), classifier()
@@ -335,6 +363,8 @@ class TestMemory:
 
 class TestCopies:
     def test_it_can_be_copied_before_fit_and_not_after(self):
+        ensemble = sgmcmc.keras.SamplerCallback(seed=3)
+        assert pickle.loads(pickle.dumps(ensemble)).get_config() == ensemble.get_config()
         callback = copy.deepcopy(standard())
         fit(classifier(), callback)
         assert len(callback.samples[0]) == 1

@@ -256,3 +256,28 @@ ERROR = sgmcmc.keras.expected_calibration_error
 def test_calibration(arguments, error, words):
     with pytest.raises(error, match=words):
         ERROR(*arguments)
+
+
+@pytest.mark.parametrize("temperature", ["hot", [1.0, 2.0], 0.0, -1.0, np.nan])
+def test_temperatures(posterior, temperature):
+    with pytest.raises((TypeError, ValueError), match="temperature must be a positive finite"):
+        Posterior(posterior.model, posterior.variables, posterior.samples, temperature=temperature)
+
+
+@pytest.mark.parametrize("inputs", [3, "x", X, [keras.Input([3]), X]])
+def test_inputs_of_a_model_of_the_posterior(posterior, inputs):
+    with pytest.raises(TypeError, match="inputs must be a keras.Input, or a nest of them"):
+        posterior.to_keras_model(inputs=inputs)
+
+
+def relu(x):
+    """Has the name of one of Keras' activations."""
+    return keras.ops.sin(x)
+
+
+def test_an_activation_of_the_name_of_one_of_keras():
+    layers = [keras.layers.Dense(2, relu, name="hidden"), keras.layers.Dense(4)]
+    model = keras.Sequential([keras.Input([3]), *layers])
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with pytest.raises(ValueError, match="function 'relu' of the layer 'hidden' has the name of"):
+        posterior_of(model, samples(model)).to_keras_model()

@@ -353,3 +353,9 @@ def test_constrained_parts_and_whitened_coordinates_keep_the_posterior() -> None
     alone = PooledLogProb(target.of_one_batch, rows, weights)
     wrong = alone(**states).numpy() - exact
     assert np.ptp(wrong) > 2  # without the exact quadratic part
+
+
+def test_what_shows_the_passes_must_be_callable() -> None:
+    problem = problem_of(MODELS["linear"])
+    with pytest.raises(TypeError, match="show must be a callable"):
+        sgmcmc.draw_pool(streamed(MODELS["linear"], problem), START, show=True)

@@ -95,6 +95,15 @@ class ChainState:
         """Returns the status as Python integers."""
         return Status(*self._status.numpy().tolist())
 
+    def mark(self) -> tuple[int, list[float]] | None:
+        """Returns the number of steps, and numbers that change with the model's weights.
+
+        None with several chains, whose states are not the model's weights.
+        """
+        if self.num_chains is not None:
+            return None
+        return self.status().num_steps, [float(tf.reduce_sum(tf.abs(x))) for x in self.read()]
+
     # Read and written by the compiled step.
 
     def read_status(self) -> Status:

@@ -59,6 +59,7 @@ class Preflight:
         self._loss: Any = None  # as it was compiled at the last fit
         self._epochs = self._burnin_epochs = 0
         self._num_skipped = 0
+        self._mark: Any = None  # of the chain's state at the end of the last epoch
         self._is_memory_checked = self._is_begun = self.is_verbose = False
         self._callback_list: keras.callbacks.CallbackList | None = None
 
@@ -79,7 +80,8 @@ class Preflight:
 
         Warns:
           UserWarning: the examples' weights are far from 1 on average, or callbacks change a
-            learning rate that the chain does not use.
+            learning rate that the chain does not use; or the weights, which are the chain's state,
+            were changed since the last fit.
         """
         self.source, num_examples = source, self._numbers.num_examples
         assert num_examples is not None  # settled
@@ -100,6 +102,8 @@ class Preflight:
         if chain is None or chain.state.is_new:
             self._of_all = {}
         elif has_other_loss and not is_stored:
+            # Before the earlier loss is evaluated, which may not take other labels.
+            fit_fingerprint.check_same_problem(self._of_all, of_all)
             with internals.with_loss(model, before):
                 self._of_all |= fit_fingerprint.describe_model(
                     model, num_examples, chain.log_prior_fn, source
@@ -108,9 +112,22 @@ class Preflight:
         self._of_all |= of_all
         self._loss = now
         if chain is not None and chain.state.has_run:
+            self._warn_of_other_weights(chain)
             self.first_batch(chain)
         return fit_fingerprint.FitProblem(
             of_all, fit_fingerprint.describe_batches(source) if is_stored else {}
+        )
+
+    def _warn_of_other_weights(self, chain: Chain) -> None:
+        now, before = chain.state.mark(), self._mark
+        if now is None or before is None or now[0] != before[0] or now[1] == before[1]:
+            return
+        warnings.warn(
+            "The model must have the weights that fit has left, which are the state of the chain. "
+            "Received: others, as after set_weights, or beside EarlyStopping with "
+            "restore_best_weights=True. The chain goes on from them, so that its next samples are "
+            "no draws from the posterior until it has forgotten them.",
+            stacklevel=2,
         )
 
     def new_chain(self) -> None:
@@ -193,6 +210,7 @@ class Preflight:
           UserWarning: the step size is above the largest stable one, or the covariance has skipped
             minibatches.
         """
+        self._mark = chain.state.mark()
         if chain.is_pilot:
             return
         self._stability.at_epoch_end(chain, self.source, total_epochs)

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.internals import activation_name, symbolic_outputs
 
 LossFn = Callable[[Any, Any, Any], tf.Tensor]  # y_true, y_pred, sample_weight -> values
@@ -174,6 +175,42 @@ def check_labels(model: keras.Model, y: Any, outputs: Any) -> None:
             )
 
 
+def build(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
+    """Creates the variables that `fit` would create at a first batch of these shapes.
+
+    Raises:
+      ValueError: labels have not the form that the compiled crossentropy takes.
+    """
+    try:
+        internals.build(model, x, y, sample_weight)
+    except (TypeError, ValueError):
+        _check_form(model, y, symbolic_outputs(model))
+        raise
+
+
+def _check_form(model: keras.Model, y: Any, outputs: Any) -> None:
+    """Raises ValueError if the labels of a single output have not the shape that its loss takes."""
+    labels, flat = internals.array_leaves(y), keras.tree.flatten(outputs)
+    if outputs is None or not len(labels) == len(flat) == 1:
+        return
+    kind, given, output = classes(model, outputs).get(0), labels[0].shape, flat[0].shape
+    expected = output[1:-1] if kind is not None and kind.is_sparse else _bare(output)
+    if kind is None or [*_bare(given)] == [*expected]:
+        return
+    form = " without the axis of classes" if kind.is_sparse else ""
+    raise ValueError(
+        f"y must have the shape of the outputs{form}, as the compiled loss takes it. Received: y "
+        f"of shape {['rows', *given[1:]]} and outputs of shape {['rows', *output[1:]]}. Numbers of "
+        "classes go with a SparseCategoricalCrossentropy, and one-hot labels with a "
+        "CategoricalCrossentropy."
+    )
+
+
+def _bare(shape: Any) -> Any:
+    """Returns a shape without the axis of rows and a last axis of length 1."""
+    return shape[1:-1] if len(shape) > 1 and shape[-1] == 1 else shape[1:]
+
+
 def counts(model: keras.Model, given: dict[int, Any], outputs: Any) -> np.ndarray:
     """Returns 0 for rows whose labels are all of the class that the loss ignores, else 1, `[rows]`.
 
@@ -234,8 +271,12 @@ def _call_compiled(
     compiled = _shallow_copy(model._compile_loss)
     compiled._flat_losses = [e._replace(loss=wrap(e.loss, *args)) for e in compiled._flat_losses]
     # With several outputs, each has a metric of its mean loss, which must not be updated.
-    with keras.StatelessScope():
-        return compiled(y, outputs, weight)
+    try:
+        with keras.StatelessScope():
+            return compiled(y, outputs, weight)
+    except (TypeError, ValueError):
+        _check_form(model, y, outputs)
+        raise
 
 
 def _with_reduction(loss: keras.losses.Loss, reduce: Callable[[tf.Tensor], tf.Tensor]) -> LossFn:

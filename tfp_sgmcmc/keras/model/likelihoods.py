@@ -96,6 +96,9 @@ class NegativeLogLikelihood(keras.losses.Loss):
         return distribution
 
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
+        y_true, y_pred = (
+            tf.convert_to_tensor(y) if isinstance(y, list | tuple) else y for y in (y_true, y_pred)
+        )
         distribution = self.distribution(y_pred)
         batch = distribution.batch_shape
         shape = batch + distribution.event_shape

@@ -309,13 +309,23 @@ def check_arrays(name: str, data: Any) -> None:
 
 
 def check_dense(data: Any) -> None:
-    """Raises TypeError for ragged tensors; leaves may be specifications."""
+    """Raises TypeError for ragged, sparse and masked arrays; leaves may be specifications."""
     for leaf in keras.tree.flatten(data):
+        advice = ""
         if isinstance(leaf, tf.RaggedTensor | tf.RaggedTensorSpec):
-            raise TypeError(
-                "x and y must be dense. Received: a RaggedTensor. Pad it by .to_tensor(), in "
-                "Dataset.map for a data set."
+            advice = "Pad it by .to_tensor(), in Dataset.map for a data set."
+        elif isinstance(leaf, tf.SparseTensor | tf.SparseTensorSpec):
+            advice = "Convert it by tf.sparse.to_dense, in Dataset.map for a data set."
+        elif hasattr(leaf, "toarray") and hasattr(leaf, "nnz"):  # of SciPy
+            advice = "Convert it by .toarray()."
+        elif isinstance(leaf, np.ma.MaskedArray):
+            advice = (
+                "Keras reads masked entries as numbers. Replace them by .filled(value), or leave "
+                "their rows out."
             )
+        if advice:
+            kind = type(leaf).__name__.removesuffix("Spec")
+            raise TypeError(f"x and y must be dense. Received: a {kind}. {advice}")
 
 
 def check_numbers(y: Any) -> None:

@@ -382,7 +382,7 @@ class Evaluator:
         for block, tick in data.blocks():
             if outputs is None:
                 pair = keras.tree.map_structure(lambda a: a[:1], block[0][:2])
-                internals.build(self._model, *pair, None)
+                compiled_loss.build(self._model, *pair, None)
                 values = [tf.convert_to_tensor(v.value) for v in self._variables]
                 outputs = self._output(values, batches.tensors(block[0][0]))
             for _, y, _ in block:

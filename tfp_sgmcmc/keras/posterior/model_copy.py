@@ -40,6 +40,10 @@ def copy_of(model: keras.Model, inputs: Any) -> tuple[Any, keras.Model, Any]:
             f"known. Received: None for a {type(model).__name__}. Pass "
             "to_keras_model(inputs=keras.Input(shape)), or a nest of them."
         )
+    if inputs is not None and not all(map(keras.utils.is_keras_tensor, keras.tree.flatten(inputs))):
+        raise TypeError(
+            f"inputs must be a keras.Input, or a nest of them. Received: {type(inputs).__name__}."
+        )
     if inputs is None:
         structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
         inputs = keras.tree.map_structure(
@@ -192,9 +196,28 @@ def check_copy(model: keras.Model, evaluate: Callable[[], Any], found: Any) -> N
             raise ValueError(
                 f"A copy of the model {model.name!r}, made by its get_config and from_config, must "
                 "predict as the model does. Received: outputs of a random batch that differ by up "
-                f"to {np.nanmax(error):.3g}. Some layer has state that is in neither its variables "
-                "nor its configuration. Return this state from its get_config."
+                f"to {np.nanmax(error):.3g}. {_cause_of_difference(model)}"
             )
+
+
+def _cause_of_difference(model: keras.Model) -> str:
+    """Returns why a copy may differ from the model, and what mends it."""
+    functions = [
+        (value.__name__, layer.name)
+        for layer in internals.layers(model)
+        for value in vars(layer).values()
+        if inspect.isfunction(value) and not _is_of_keras(value)
+    ]
+    for name, layer in functions:
+        if hasattr(keras.activations, name):
+            return (
+                f"The function {name!r} of the layer {layer!r} has the name of one of Keras' "
+                "activations, which takes its place in a copy. Give it another name."
+            )
+    return (
+        "Some layer has state that is in neither its variables nor its configuration. Return this "
+        "state from its get_config."
+    )
 
 
 class Distilled(NamedTuple):

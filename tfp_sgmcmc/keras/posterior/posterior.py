@@ -12,7 +12,7 @@ import numpy as np
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.internal.checks import integer, one_of, optional
+from tfp_sgmcmc.internal.checks import integer, one_of, optional, positive
 from tfp_sgmcmc.internal.extras import as_dataset, import_arviz, import_figure, inference_data
 from tfp_sgmcmc.internal.tables import Table, shown_by
 from tfp_sgmcmc.keras.model import internals
@@ -112,7 +112,7 @@ class Posterior:
         self.num_chains = None if num_chains is None else integer("num_chains", num_chains, 1)
         self.samples = sample_arrays.checked(samples, self.variables, num_chains)
         self.weights = sample_arrays.checked_weights(weights, len(self))
-        self.temperature = temperature
+        self.temperature = optional(positive, "temperature", temperature)
         self._functions: dict[Any, Any] = {}  # compiled functions, with what they depend on
 
     @property

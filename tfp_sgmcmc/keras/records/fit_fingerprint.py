@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.keras.data.training_data import Source, taken
-from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.model.priors import LogPrior
 from tfp_sgmcmc.sampling.run_fingerprint import describe_problem
@@ -81,7 +81,7 @@ def describe_model(
     if like is None:
         return {}
     like = internals.map_arrays(_spec, like)
-    internals.build(model, *like)
+    compiled_loss.build(model, *like)
     variables = model.trainable_variables
     state = [tf.constant(tolerant_equality.shifted(np.zeros(v.shape, v.dtype))) for v in variables]
     others = [(v, _plain(v)) for v in model.non_trainable_variables]

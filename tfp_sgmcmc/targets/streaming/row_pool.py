@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.internal.checks import boolean
+from tfp_sgmcmc.internal.checks import boolean, function
 from tfp_sgmcmc.internal.nest import (
     State,
     convert_state,
@@ -140,6 +140,7 @@ def draw_pool(
       StreamReadError: the data cannot be read.
     """
     boolean("jit_compile", jit_compile)
+    function("show", show, "(what, num_rows)")
     state = convert_state(initial_state, initial=True, called="initial_state")
     parts = StreamParts(target, num_parts, executor, show)
     first, total = parts.first, sum(parts.sizes)
