@@ -57,6 +57,19 @@ def test_chains_that_disagree() -> None:
     np.testing.assert_array_equal(found.rows[0].trace, apart[..., 1])
 
 
+def test_chains_that_are_alike_count_for_what_they_are_worth() -> None:
+    """Sixteen chains that correlate by 0.95 are worth one; sound ones pass. False alarms: 1e-6."""
+    rng = np.random.default_rng(0)
+    own, shared = rng.normal(size=[1500, 16, 2]), rng.normal(size=[1500, 1, 2])
+    x = np.sqrt(0.95) * shared + np.sqrt(0.05) * own
+    found = sgmcmc.report({"w": x}, lambda w: -0.5 * tf.reduce_sum(w**2, axis=-1))
+    assert not found.problems and found.rows[0].num_draws < 3000
+    (note,) = found.notes
+    assert "w: the chains depend on each other, with a correlation of 0.95" in note
+    assert "16 of them are worth 1." in note
+    assert not sgmcmc.report({"w": own}).notes
+
+
 def test_few_independent_draws() -> None:
     slow = np.repeat(draws(num=50), 10, axis=0)
     found = report(w=slow)

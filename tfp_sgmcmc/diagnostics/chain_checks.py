@@ -11,6 +11,7 @@ from tfp_sgmcmc.covariance.base import covariance_states
 from tfp_sgmcmc.diagnostics.convergence import (
     LEAST_DRAWS,
     MOST_RHAT,
+    chain_dependence,
     effective_sample_size,
     rank_normalized_rhat,
     rhat_limit,
@@ -32,6 +33,7 @@ class Row(NamedTuple):
       num_draws: smallest effective sample size of bulk and tails, all chains together.
       time: number of results that are worth an independent draw.
       trace: trace of the entry with the largest R-hat, `[draws, chains]`.
+      dependence: largest `chain_dependence`; 1 where chains are independent.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Row(NamedTuple):
     num_draws: float
     time: float
     trace: np.ndarray
+    dependence: float = 1.0
 
 
 def worst_entries(name: str, num_entries: int, x: np.ndarray) -> Row:
@@ -49,8 +52,10 @@ def worst_entries(name: str, num_entries: int, x: np.ndarray) -> Row:
     if np.isnan(draws).all():
         return Row(name, num_entries, np.nan, 1.0, np.nan, x[..., 0])
     worst, least = int(np.argmax(np.nan_to_num(rhat, nan=-np.inf))), float(np.nanmin(draws))
-    time = x.shape[0] * x.shape[1] / least
-    return Row(name, num_entries, float(rhat[worst]), least, time, x[..., worst])
+    dependence = chain_dependence(x)
+    time = x.shape[0] * x.shape[1] / float(np.nanmin(draws * dependence))
+    most = float(np.nanmax(dependence))
+    return Row(name, num_entries, float(rhat[worst]), least, time, x[..., worst], most)
 
 
 def chain_problems(found: Row, x: np.ndarray) -> list[str]:
@@ -83,6 +88,19 @@ def chain_problems(found: Row, x: np.ndarray) -> list[str]:
             f"be at least {LEAST_DRAWS}. Run longer."
         )
     return [*problems, *_start_problem(name, x)]
+
+
+def dependence_note(found: Row) -> list[str]:
+    """Says that chains depend on each other, and what they are worth."""
+    if found.dependence == 1:
+        return []
+    chains = found.trace.shape[1]
+    return [
+        f"{found.name}: the chains depend on each other, with a correlation of "
+        f"{(found.dependence - 1) / (chains - 1):.2g}, as chains do that share minibatches "
+        f"(shared_batch=True) or random numbers. {chains} of them are worth "
+        f"{chains / found.dependence:.2g}. Numbers of draws and standard errors make up for it."
+    ]
 
 
 def _start_problem(name: str, x: np.ndarray) -> list[str]:
