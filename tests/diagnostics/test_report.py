@@ -189,6 +189,24 @@ def problems_of(results: Results, target: Any = None, **fields: Any) -> tuple[st
     return sgmcmc.report(run, target).problems
 
 
+def test_noisy_swaps_are_said() -> None:
+    """With temperatures 1 and 2, swaps by 10 of 2,000 examples have far too much noise."""
+    x = np.random.default_rng(0).normal(2.0, 1.0, size=[2000]).astype(np.float32)
+    target = sgmcmc.MinibatchLogProb(
+        lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta[..., None]) ** 2, x, 10
+    )
+
+    def problems(temperatures: list[float]) -> str:
+        kernel = sgmcmc.ReplicaExchangeSGLD(target, 5e-6, temperatures)
+        options: dict[str, Any] = dict(seed=0, jit_compile=False, progress_bar=False)
+        start = tf.fill([4], 2.0)
+        run = sgmcmc.sample_chain(kernel, start, 20, num_burnin_steps=20, **options)
+        return " ".join(sgmcmc.report(run).problems)
+
+    assert "The noise of the log swap ratios had a variance of" in problems([1.0, 10.0])
+    assert "swap" not in problems([1.0, 1.01])
+
+
 def test_skipped_minibatches_are_said() -> None:
     assert problems_of(Results(covariance=noise_state(0))) == ()
     (found,) = problems_of(Results(covariance={"inner": [noise_state(3)]}))

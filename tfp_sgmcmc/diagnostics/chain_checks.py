@@ -16,11 +16,13 @@ from tfp_sgmcmc.diagnostics.convergence import (
     rank_normalized_rhat,
     rhat_limit,
 )
+from tfp_sgmcmc.targets.laplace.curvature import wrapped_target
 from tfp_sgmcmc.targets.validation.step_size_check import Stability, epochs_of, judge_step
 
 _FAR = {1: 6.0, 2: 4.0}  # number of chains: sds; 3 sds for more chains
 _NEAR_LIMIT = 0.8  # of the largest stable step: beyond it, the step explains wrong draws
 _GROWTH = 1.5
+_MOST_SWAP_BIAS = 0.1  # of the log swap ratios of `ReplicaExchangeSGLD`
 
 
 class Row(NamedTuple):
@@ -199,6 +201,29 @@ def results_faults(results: Any, trace: Any, target: Any) -> list[str]:
             "target with reshuffle='step'."
         )
     return faults
+
+
+def swap_faults(results: Any, target: Any) -> list[str]:
+    r"""Says that swaps of `ReplicaExchangeSGLD` are biased, as their noise is estimated.
+
+    A variance \( s^2 \) that n examples estimate biases log S by about \( s^4 / 4 n \).
+    """
+    variances, n = (
+        getattr(x, name, None)
+        for x, name in ((results, "log_swap_variance"), (wrapped_target(target), "batch_size"))
+    )
+    if variances is None or n is None:
+        return []
+    variances = np.asarray(variances, np.float64)
+    worst = float(np.median(variances.reshape(len(variances), -1), axis=1).max())
+    most = (4 * n * _MOST_SWAP_BIAS) ** 0.5
+    if not worst > most:
+        return []
+    return [
+        f"The noise of the log swap ratios had a variance of {worst:.3g} at the last step. Above "
+        f"{most:.2g}, {n} examples estimate it too badly, so that swaps are biased. Take larger "
+        "minibatches, or temperatures that are closer to each other."
+    ]
 
 
 def _traced(trace: Any) -> Any:

@@ -228,7 +228,10 @@ def report(
         states = _inverse(target.unconstrain, states)
     last, trace = (getattr(result, n, None) for n in ("final_kernel_results", "trace"))
     sampled = getattr(kernel, "target_log_prob_fn", target)
-    problems = chain_checks.results_faults(last, trace, sampled)
+    problems = [
+        *chain_checks.results_faults(last, trace, sampled),
+        *chain_checks.swap_faults(last, sampled),
+    ]
     broken = [n for n, x in variables.items() if not np.isfinite(x).all()]
     if broken:
         problems.insert(0, f"There are NaN or infinite entries in {', '.join(broken)}.")
