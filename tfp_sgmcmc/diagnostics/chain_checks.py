@@ -22,7 +22,7 @@ from tfp_sgmcmc.targets.validation.step_size_check import Stability, epochs_of, 
 _FAR = {1: 6.0, 2: 4.0}  # number of chains: sds; 3 sds for more chains
 _NEAR_LIMIT = 0.8  # of the largest stable step: beyond it, the step explains wrong draws
 _GROWTH = 1.5
-_MOST_SWAP_BIAS = 0.1  # of the log swap ratios of `ReplicaExchangeSGLD`
+_MOST_SWAP_BIAS = 0.15  # of the log swap ratios of `ReplicaExchangeSGLD`
 
 
 class Row(NamedTuple):
