@@ -223,13 +223,13 @@ def judged_run(run: Run, groups: int) -> Iterator[Row]:
     for group in range(groups):
         part = slice(group * NUM_CHAINS, (group + 1) * NUM_CHAINS)
         states = np.asarray(result.states)[:, part]
-        data = result.to_inference_data().isel(chain=part)
+        draws = {name: x[:, part] for name, x in result.named_draws().items()}
         of_group = types.SimpleNamespace(
             states=states,
             trace=None,
             kernel=kernel,
             final_kernel_results=_of_chains(result.final_kernel_results, part, chains),
-            to_inference_data=lambda data=data: data,
+            named_draws=lambda draws=draws: draws,
         )
         with np.errstate(all="ignore"):
             off = np.cov(states.reshape(-1, D).astype(np.float64), rowvar=False)

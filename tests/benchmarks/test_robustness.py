@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tfp_sgmcmc as sgmcmc
-from benchmarks.robustness import calls, catalogue_core, mutants
+from benchmarks.robustness import calls, catalogue_core, mutants, panel
 from benchmarks.robustness.accepted import UNCALLED
 from benchmarks.robustness.values import Named, integer, number
 from tfp_sgmcmc.internal import checks
@@ -140,3 +140,15 @@ def test_every_planted_change_can_be_planted(tmp_path: Path) -> None:
     assert shown.lines[-1][:4] == ("all", str(len(found) + 1), *shown.lines[-1][2:3], "1")
     assert shown.note.count("equivalent: ") == sum(bool(m.equivalent) for m in mutants.MUTANTS)
     assert ", survived" in shown.note
+
+
+def test_the_panel_judges_groups_of_chains_of_a_run() -> None:
+    """A likelihood that counts 20 times is told in both groups of four chains."""
+    p = panel.gaussian(1.0, 2.0)
+
+    def counted_too_often(p: panel.Problem) -> Any:
+        return sgmcmc.CorrectedLangevin(p.target(scale=20.0), 0.05 / p.root**2)
+
+    run = panel.Run("times 20", "bad", p, counted_too_often, 0, 50, num_results=200)
+    rows = [*panel.judged_run(run, 2)]
+    assert [row.said for row in rows] == ["problem"] * 2 and all(row.is_right for row in rows)

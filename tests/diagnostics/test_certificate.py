@@ -197,6 +197,14 @@ def test_a_bias_is_told_with_its_size(bias: str) -> None:
     assert found.mean_offset_error < 0.06 and found.sd_ratio_error < 0.05
 
 
+def test_chains_that_are_copies_have_the_error_of_one() -> None:
+    """Four copies of 1,000 draws: their errors are those of one chain, not half as large."""
+    draws = exact_draws(np.random.default_rng(8), [1000, 1])
+    one, four = (sgmcmc.certify(x, positive()) for x in (draws, np.tile(draws, [1, 4])))
+    assert four.mean_offset_error == pytest.approx(float(one.mean_offset_error), rel=0.1)
+    assert four.sd_ratio_error == pytest.approx(float(one.sd_ratio_error), rel=0.1)
+
+
 def test_a_likelihood_of_another_power_is_told() -> None:
     """The draws of the likelihood to the power 0.5 are about 1.4 times too wide."""
     tempered = exact_draws(np.random.default_rng(5), [1000, 4])

@@ -57,6 +57,19 @@ def test_chains_that_disagree() -> None:
     np.testing.assert_array_equal(found.rows[0].trace, apart[..., 1])
 
 
+def test_chains_that_are_alike_count_for_what_they_are_worth() -> None:
+    """Sixteen chains that correlate by 0.95 are worth one; sound ones pass. False alarms: 1e-6."""
+    rng = np.random.default_rng(0)
+    own, shared = rng.normal(size=[1500, 16, 2]), rng.normal(size=[1500, 1, 2])
+    x = np.sqrt(0.95) * shared + np.sqrt(0.05) * own
+    found = sgmcmc.report({"w": x}, lambda w: -0.5 * tf.reduce_sum(w**2, axis=-1))
+    assert not found.problems and found.rows[0].num_draws < 3000
+    (note,) = found.notes
+    assert "w: the chains depend on each other, with a correlation of 0.95" in note
+    assert "16 of them are worth 1." in note
+    assert not sgmcmc.report({"w": own}).notes
+
+
 def test_few_independent_draws() -> None:
     slow = np.repeat(draws(num=50), 10, axis=0)
     found = report(w=slow)
@@ -174,6 +187,24 @@ def noise_state(num_skipped: int) -> CovarianceState:
 def problems_of(results: Results, target: Any = None, **fields: Any) -> tuple[str, ...]:
     run = of_states(draws(), final_kernel_results=results, **fields)
     return sgmcmc.report(run, target).problems
+
+
+def test_noisy_swaps_are_said() -> None:
+    """With temperatures 1 and 2, swaps by 10 of 2,000 examples have far too much noise."""
+    x = np.random.default_rng(0).normal(2.0, 1.0, size=[2000]).astype(np.float32)
+    target = sgmcmc.MinibatchLogProb(
+        lambda theta: -0.5 * theta**2, lambda theta, x: -0.5 * (x - theta[..., None]) ** 2, x, 10
+    )
+
+    def problems(temperatures: list[float]) -> str:
+        kernel = sgmcmc.ReplicaExchangeSGLD(target, 5e-6, temperatures)
+        options: dict[str, Any] = dict(seed=0, jit_compile=False, progress_bar=False)
+        start = tf.fill([4], 2.0)
+        run = sgmcmc.sample_chain(kernel, start, 20, num_burnin_steps=20, **options)
+        return " ".join(sgmcmc.report(run).problems)
+
+    assert "The noise of the log swap ratios had a variance of" in problems([1.0, 10.0])
+    assert "swap" not in problems([1.0, 1.01])
 
 
 def test_skipped_minibatches_are_said() -> None:

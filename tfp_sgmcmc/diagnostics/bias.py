@@ -98,7 +98,12 @@ def draws_and_gradients(
 
 
 def find_bias(
-    x: np.ndarray, g: np.ndarray, entries: Entries, temperature: float, time: float
+    x: np.ndarray,
+    g: np.ndarray,
+    entries: Entries,
+    temperature: float,
+    time: float,
+    dependence: float = 1.0,
 ) -> Bias:
     """Tests draws and gradients `[draws, chains, D]`; see `gradient_tests`."""
     broken = ~np.isfinite(g).all(axis=-1)
@@ -111,7 +116,7 @@ def find_bias(
             [],
             (math.nan, math.nan),
         )
-    outcome = run_gradient_tests(x, g / temperature, time)
+    outcome = run_gradient_tests(x, g / temperature, time, dependence)
     value, error = (temperature * t for t in outcome.temperature)
     problems, notes = list[str](), list[str]()
     is_wide, is_narrow = _whole(outcome, value, error, temperature, problems, notes)

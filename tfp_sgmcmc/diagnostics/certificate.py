@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.diagnostics.base import floating_parts
-from tfp_sgmcmc.diagnostics.convergence import batch_means_standard_error
+from tfp_sgmcmc.diagnostics.convergence import batch_means_standard_error, chain_dependence
 from tfp_sgmcmc.diagnostics.vector_functions import (
     log_prob_of_vectors,
     value_and_gradient_of_vectors,
@@ -393,9 +393,10 @@ def compare(
         own = x.mean(axis=(0, 1))
         own_variance = x.var(axis=(0, 1))
         own_sd = np.sqrt(own_variance)
+        alike = np.sqrt(chain_dependence(x)) if len(x) >= 4 else 1.0
         with np.errstate(all="ignore"):  # of a constant
-            own_sd_error = batch_means_standard_error((x - own) ** 2) / (2 * own_sd)
-        offset_error = np.hypot(mean_error, batch_means_standard_error(x)) / sd
+            own_sd_error = alike * batch_means_standard_error((x - own) ** 2) / (2 * own_sd)
+        offset_error = np.hypot(mean_error, alike * batch_means_standard_error(x)) / sd
         ratio = own_sd / sd
         ratio_error = ratio * np.hypot(sd_error / sd, own_sd_error / own_sd)
         found = (

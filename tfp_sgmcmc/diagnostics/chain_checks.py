@@ -13,15 +13,18 @@ from tfp_sgmcmc.diagnostics.base import real_array
 from tfp_sgmcmc.diagnostics.convergence import (
     LEAST_DRAWS,
     MOST_RHAT,
+    chain_dependence,
     effective_sample_size,
     rank_normalized_rhat,
     rhat_limit,
 )
+from tfp_sgmcmc.targets.laplace.curvature import wrapped_target
 from tfp_sgmcmc.targets.validation.step_size_check import Stability, epochs_of, judge_step
 
 _FAR = {1: 6.0, 2: 4.0}  # number of chains: sds; 3 sds for more chains
 _NEAR_LIMIT = 0.8  # of the largest stable step: beyond it, the step explains wrong draws
 _GROWTH = 1.5
+_MOST_SWAP_BIAS = 0.15  # of the log swap ratios of `ReplicaExchangeSGLD`
 
 
 class NonFiniteChainError(FloatingPointError):
@@ -91,6 +94,7 @@ class Row(NamedTuple):
       num_draws: smallest effective sample size of bulk and tails, all chains together.
       time: number of results that are worth an independent draw.
       trace: trace of the entry with the largest R-hat, `[draws, chains]`.
+      dependence: largest `chain_dependence`; 1 where chains are independent.
     """
 
     name: str
@@ -99,6 +103,7 @@ class Row(NamedTuple):
     num_draws: float
     time: float
     trace: np.ndarray
+    dependence: float = 1.0
 
 
 def worst_entries(name: str, num_entries: int, x: np.ndarray) -> Row:
@@ -108,8 +113,10 @@ def worst_entries(name: str, num_entries: int, x: np.ndarray) -> Row:
     if np.isnan(draws).all():
         return Row(name, num_entries, np.nan, 1.0, np.nan, x[..., 0])
     worst, least = int(np.argmax(np.nan_to_num(rhat, nan=-np.inf))), float(np.nanmin(draws))
-    time = x.shape[0] * x.shape[1] / least
-    return Row(name, num_entries, float(rhat[worst]), least, time, x[..., worst])
+    dependence = chain_dependence(x)
+    time = x.shape[0] * x.shape[1] / float(np.nanmin(draws * dependence))
+    most = float(np.nanmax(dependence))
+    return Row(name, num_entries, float(rhat[worst]), least, time, x[..., worst], most)
 
 
 def chain_problems(found: Row, x: np.ndarray) -> list[str]:
@@ -142,6 +149,19 @@ def chain_problems(found: Row, x: np.ndarray) -> list[str]:
             f"be at least {LEAST_DRAWS}. Run longer."
         )
     return [*problems, *_start_problem(name, x)]
+
+
+def dependence_note(found: Row) -> list[str]:
+    """Says that chains depend on each other, and what they are worth."""
+    if found.dependence == 1:
+        return []
+    chains = found.trace.shape[1]
+    return [
+        f"{found.name}: the chains depend on each other, with a correlation of "
+        f"{(found.dependence - 1) / (chains - 1):.2g}, as chains do that share minibatches "
+        f"(shared_batch=True) or random numbers. {chains} of them are worth "
+        f"{chains / found.dependence:.2g}. Numbers of draws and standard errors make up for it."
+    ]
 
 
 def _start_problem(name: str, x: np.ndarray) -> list[str]:
@@ -240,6 +260,29 @@ def results_faults(results: Any, trace: Any, target: Any) -> list[str]:
             "target with reshuffle='step'."
         )
     return faults
+
+
+def swap_faults(results: Any, target: Any) -> list[str]:
+    r"""Says that swaps of `ReplicaExchangeSGLD` are biased, as their noise is estimated.
+
+    A variance \( s^2 \) that n examples estimate biases log S by about \( s^4 / 4 n \).
+    """
+    variances, n = (
+        getattr(x, name, None)
+        for x, name in ((results, "log_swap_variance"), (wrapped_target(target), "batch_size"))
+    )
+    if variances is None or n is None:
+        return []
+    variances = np.asarray(variances, np.float64)
+    worst = float(np.median(variances.reshape(len(variances), -1), axis=1).max())
+    most = (4 * n * _MOST_SWAP_BIAS) ** 0.5
+    if not worst > most:
+        return []
+    return [
+        f"The noise of the log swap ratios had a variance of {worst:.3g} at the last step. Above "
+        f"{most:.2g}, {n} examples estimate it too badly, so that swaps are biased. Take larger "
+        "minibatches, or temperatures that are closer to each other."
+    ]
 
 
 def _traced(trace: Any) -> Any:

@@ -8,7 +8,9 @@ References:
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +22,7 @@ from tfp_sgmcmc.internal.checks import integer, positive
 
 MOST_RHAT, LEAST_DRAWS = 1.01, 400  # Vehtari et al. 2021
 _BY_CHANCE = 1e-3  # probability that sound chains exceed the limit
+_DEPENDENT_BY_CHANCE = 1e-6  # probability that any entry of independent chains looks dependent
 _TAIL = 0.05  # probability of each tail
 _BLOCK = 2**18  # numbers that are transformed at once
 
@@ -62,7 +65,8 @@ def effective_sample_size(draws: Any, kind: Literal["bulk", "tail", "mean"] = "b
     r"""Returns the effective sample size of each entry, all chains together.
 
     For S draws, \( \mathrm{ESS} = S / (1 + 2 \sum_t \hat\rho_t) \) of split chains (equation 10),
-    with the sum truncated by Geyer's initial monotone sequence. It is at most S log10(S).
+    with the sum truncated by Geyer's initial monotone sequence. It is at most S log10(S). Chains
+    that depend on each other are worth fewer: see `chain_dependence`, which it is divided by.
 
     Args:
       draws: `[draws, chains, ...]`.
@@ -90,7 +94,42 @@ def effective_sample_size(draws: Any, kind: Literal["bulk", "tail", "mean"] = "b
     def mean(x: np.ndarray) -> np.ndarray:
         return _effective_sample_size(_split(x))
 
-    return _of_entries({"bulk": bulk, "tail": tail, "mean": mean}[kind], draws)
+    size, count = {"bulk": bulk, "tail": tail, "mean": mean}[kind], _num_entries(draws)
+    return _of_entries(lambda x: size(x) / _chain_dependence(x, count), draws)
+
+
+def chain_dependence(draws: Any) -> np.ndarray:
+    r"""Returns the factor by which dependent chains shrink the effective sample size of entries.
+
+    Chains that share minibatches or random numbers move together. With the mean correlation
+    \( \bar\rho \) between two of C chains at the same time, the variance of the mean of all draws
+    is
+
+    \[ 1 + (C - 1) \bar\rho \]
+
+    times that of independent chains. The correlation is that of the normal scores in the last half
+    of the draws, so that it does not see a common way from the start.
+
+    Examples:
+      >>> x = np.random.default_rng(0).normal(size=[1000, 4])
+      >>> float(chain_dependence(x))
+      1.0
+      >>> copies = x[:, [0, 0, 0, 0]]
+      >>> round(float(chain_dependence(copies)), 2), bool(effective_sample_size(copies) < 1200)
+      (4.0, True)
+
+    Args:
+      draws: `[draws, chains, ...]`.
+
+    Returns:
+      `[...]`: the factor where independent chains would seldom have as large a one, in any entry
+      with a probability of 1e-6; otherwise 1. NaN for entries that never move or are not finite.
+
+    Raises:
+      ValueError: there are fewer than four draws.
+    """
+    count = _num_entries(draws)
+    return _of_entries(lambda x: _chain_dependence(x, count), draws)
 
 
 def rhat_of_moments(means: Any, variances: Any, num_draws: int) -> np.ndarray:
@@ -333,6 +372,38 @@ def _of_entries(fn: Callable[[np.ndarray], np.ndarray], draws: Any) -> np.ndarra
         if len(block):
             found[block] = fn(x[..., block].astype(np.float64))
     return found.reshape(draws.shape[2:])
+
+
+def _num_entries(draws: Any) -> int:
+    return max(1, math.prod(np.shape(draws)[2:]))
+
+
+def _chain_dependence(x: np.ndarray, num_entries: int) -> np.ndarray:
+    """Returns `chain_dependence` of some of the entries, `[draws, chains, entries]`.
+
+    The variance of n independent normal numbers is chi-squared, over n; its quantile is that of
+    Wilson and Hilferty. Autocorrelations leave a variance as much freedom as a mean, or more.
+    """
+    found, num_chains = np.ones(x.shape[-1]), x.shape[1]
+    z = NormalDist().inv_cdf(1 - _DEPENDENT_BY_CHANCE / num_entries)
+
+    def by_chance(freedom: Any) -> Any:
+        return (1 - 2 / (9 * freedom) + z * np.sqrt(2 / (9 * freedom))) ** 3
+
+    def of_last_half(y: np.ndarray) -> np.ndarray:
+        y = y[len(y) // 2 :]
+        y = y - y.mean(axis=0)
+        with np.errstate(invalid="ignore"):
+            return num_chains * (y.mean(axis=1) ** 2).mean(axis=0) / (y**2).mean(axis=(0, 1))
+
+    most = len(x) - len(x) // 2
+    near = np.flatnonzero(of_last_half(x) > by_chance(most))  # ranks take longer than moments
+    if num_chains > 1 and len(near):
+        scores = _normal_scores(x[..., near])
+        freedom = np.minimum(_effective_sample_size(_split(scores)) / (2 * num_chains), most)
+        factor = of_last_half(scores)
+        found[near] = np.where(factor > by_chance(freedom), factor, 1.0)
+    return found
 
 
 def _split(x: np.ndarray) -> np.ndarray:

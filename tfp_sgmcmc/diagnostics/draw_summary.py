@@ -16,6 +16,7 @@ import numpy as np
 from tfp_sgmcmc.diagnostics.convergence import (
     LEAST_DRAWS,
     MOST_RHAT,
+    chain_dependence,
     effective_sample_size,
     rank_normalized_rhat,
     rhat_limit,
@@ -51,6 +52,8 @@ class DrawSummary:
       num_shown: number of entries that `print` shows.
       every: the statistics are those of every k-th draw.
       pictures: small histograms of the entries that are shown, as SVG.
+      dependence: largest factor by which `ess_bulk`, `ess_tail` and the square of `mcse` make up
+        for chains that depend on each other; 1 if they do not.
 
     References:
       A. Vehtari, A. Gelman, D. Simpson, B. Carpenter and P.-C. Bürkner. Rank-normalization,
@@ -72,6 +75,7 @@ class DrawSummary:
     num_shown: int
     every: int = 1
     pictures: tuple[str, ...] = ()
+    dependence: float = 1.0
 
     def table(self, title: str = "") -> Table:
         """Returns the rows that `print` shows, below a title."""
@@ -128,6 +132,11 @@ class DrawSummary:
             )
         if few < LEAST_DRAWS:
             notes.append(f"ESS below {LEAST_DRAWS}: too few independent draws. Run longer.")
+        if self.dependence > 1:
+            notes.append(
+                f"The chains depend on each other: {self.num_chains} are worth "
+                f"{self.num_chains / self.dependence:.2g}. ESS and MCSE make up for it."
+            )
         if self.every > 1:
             notes.append(
                 f"These are figures of every {self.every}th draw; summary() takes all of them."
@@ -173,9 +182,13 @@ def summarize(
         )
     unknown = np.full(size, np.nan)
     bulk = tail = rhat = mcse = unknown
+    dependence = 1.0
     if num >= _LEAST_FOR_RHAT:
         bulk, tail = effective_sample_size(x, "bulk"), effective_sample_size(x, "tail")
-        rhat = rank_normalized_rhat(x)
+        rhat, dependence = (
+            rank_normalized_rhat(x),
+            float(np.fmax.reduce(chain_dependence(x), initial=1.0)),
+        )
         mcse = x.std(axis=(0, 1), ddof=1) / np.sqrt(effective_sample_size(x, "mean"))
     return DrawSummary(
         tuple(names),
@@ -192,6 +205,7 @@ def summarize(
         num_shown,
         every,
         tuple(histogram_picture(v) for v in flat.T[:num_shown]),
+        dependence,
     )
 
 

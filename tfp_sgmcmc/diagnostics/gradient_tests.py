@@ -88,13 +88,16 @@ class GradientTestResults(NamedTuple):
     temperature: tuple[float, float]
 
 
-def run_gradient_tests(x: np.ndarray, g: np.ndarray, time: float) -> GradientTestResults:
+def run_gradient_tests(
+    x: np.ndarray, g: np.ndarray, time: float, dependence: float = 1.0
+) -> GradientTestResults:
     """Tests draws x and gradients g of the tempered log posterior, both `[draws, chains, D]`.
 
     Args:
       x: draws; each entry must move.
       g: gradients there, or unbiased estimates.
       time: integrated autocorrelation time of the slowest entry, as a number of these draws.
+      dependence: the largest `chain_dependence`; chains count for as many as they are worth.
     """
     num_draws, num_chains, size = x.shape
     windows = int(np.clip(num_draws / (_TIMES_IN_WINDOW * time), _LEAST_WINDOWS, _MOST_WINDOWS))
@@ -109,17 +112,17 @@ def run_gradient_tests(x: np.ndarray, g: np.ndarray, time: float) -> GradientTes
         shifts = shifts @ np.cov(x.reshape(-1, size), rowvar=False)  # a step of Newton's method
     else:
         shifts = shifts / np.maximum(g.std(axis=(0, 1)), 1e-300)
-    found = _directions(x, g)
+    found = _directions(x, g, dependence == 1)
     num_tests = 2 * size + 1 + num_chains + 2 * len(found)
     mean, whole = clipped.mean(axis=-1, keepdims=True), widths.mean(axis=-1)
     by_chain = mean[..., 0]
     parts = []
     for d in found:
         fewer = max(2, windows * len(d.width) // num_draws)
-        parts.append(_deviations(_clipped(d.width)[1], d.shift, fewer, num_tests))
+        parts.append(_deviations(_clipped(d.width)[1], d.shift, fewer, num_tests, dependence))
     return GradientTestResults(
-        _deviations(clipped, shifts, windows, num_tests),
-        _deviations(mean, None, windows, num_tests),
+        _deviations(clipped, shifts, windows, num_tests, dependence),
+        _deviations(mean, None, windows, num_tests, dependence),
         _stack(
             [
                 _deviations(by_chain[:, [c], np.newaxis], None, windows, num_tests)
@@ -129,7 +132,10 @@ def run_gradient_tests(x: np.ndarray, g: np.ndarray, time: float) -> GradientTes
         found,
         _stack(parts),
         far,
-        (float(whole.mean()), float(batch_means_standard_error(whole, windows))),
+        (
+            float(whole.mean()),
+            float(batch_means_standard_error(whole, windows)) * dependence**0.5,
+        ),
     )
 
 
@@ -155,11 +161,16 @@ def _clipped(series: np.ndarray) -> tuple[tuple[int, int, int] | None, np.ndarra
 
 
 def _deviations(
-    widths: np.ndarray, shifts: np.ndarray | None, windows: int, num_tests: int
+    widths: np.ndarray,
+    shifts: np.ndarray | None,
+    windows: int,
+    num_tests: int,
+    dependence: float = 1.0,
 ) -> Deviations:
     """Tests the means of series `[draws, chains, K]`: widths have mean 1, and shifts 0."""
-    value, error = widths.mean(axis=(0, 1)), batch_means_standard_error(widths, windows)
-    critical = _critical_value(widths.shape[1] * (windows - 1), num_tests)
+    larger, chains = dependence**0.5, max(1, round(widths.shape[1] / dependence))
+    value, error = widths.mean(axis=(0, 1)), larger * batch_means_standard_error(widths, windows)
+    critical = _critical_value(chains * (windows - 1), num_tests)
     share = 0.5 + 0.5 ** (1 + 1 / len(value))
     by_chance = NormalDist().inv_cdf(share)  # the median of the largest of K
     is_wrong = np.abs(_width_score(value, error)) > critical
@@ -176,7 +187,7 @@ def _deviations(
         nothing = np.zeros_like(value)
         return Deviations(*logs, is_wrong | hot, nothing, nothing, nothing > 0)
     shift = -shifts.mean(axis=(0, 1))  # the gradient points back
-    shift_error = batch_means_standard_error(shifts, windows)
+    shift_error = larger * batch_means_standard_error(shifts, windows)
     shift_nearer = np.sign(shift) * np.maximum(np.abs(shift) - by_chance * shift_error, 0)
     is_off = np.abs(shift) > critical * shift_error
     return Deviations(*logs, is_wrong | hot, shift, shift_nearer, is_off)
@@ -207,22 +218,24 @@ def _stack(parts: list[Deviations]) -> Deviations:
     return Deviations(*(np.concatenate(fields) for fields in zip(*parts, strict=True)))
 
 
-def _directions(x: np.ndarray, g: np.ndarray) -> list[Direction]:
+def _directions(x: np.ndarray, g: np.ndarray, independent: bool) -> list[Direction]:
     r"""Finds directions in one half of the draws, and returns their series on the other half.
 
     The half that chose a direction would exaggerate it; the other half tests it without bias. With
     covariance C of the draws in one half, it chooses the directions in which
     \( -C^{-1/2} \operatorname{cov}(\theta, g) C^{1/2} \) is largest and smallest, and the one in
-    which \( C^{1/2} E[g] \) is largest. Halves are every other chain, or halves of a single chain.
+    which \( C^{1/2} E[g] \) is largest. Halves are every other chain, or halves in time of a single
+    chain and of chains that depend on each other.
 
     Args:
       x: draws `[draws, chains, D]`, with standard deviations near 1.
       g: gradients of the log posterior there.
+      independent: whether chains are.
     """
     num_draws, num_chains, size = x.shape
     if size < 2 or num_draws < 8:
         return []
-    if num_chains > 1:
+    if num_chains > 1 and independent:
         halves = [(slice(None), slice(0, None, 2)), (slice(None), slice(1, None, 2))]
     else:
         halves = [(slice(0, num_draws // 2),), (slice(num_draws // 2, None),)]

@@ -148,7 +148,8 @@ def report(
     It looks for entries that are not finite, chains that do not move or disagree (R-hat above
     1.01), fewer than 400 independent draws, and a start far from the rest. R-hat and effective
     sample sizes are those of Stan and ArviZ: rank-normalised, of bulk and tails. For chains with
-    negative correlations, the size is at most S log10(S) for S results.
+    negative correlations, the size is at most S log10(S) for S results, and chains that depend on
+    each other, as by shared minibatches, count for as many as they are worth. A note says so.
 
     If a target is given, every entry is tested by \( E[g_i] = 0 \) and
     \( -E[(\theta_i - a_i) g_i] = T \), where g is the gradient of the log posterior, and so are
@@ -227,7 +228,10 @@ def report(
         states = _inverse(target.unconstrain, states)
     last, trace = (getattr(result, n, None) for n in ("final_kernel_results", "trace"))
     sampled = getattr(kernel, "target_log_prob_fn", target)
-    problems = chain_checks.results_faults(last, trace, sampled)
+    problems = [
+        *chain_checks.results_faults(last, trace, sampled),
+        *chain_checks.swap_faults(last, sampled),
+    ]
     broken = [n for n, x in variables.items() if not np.isfinite(x).all()]
     if broken:
         problems.insert(0, f"There are NaN or infinite entries in {', '.join(broken)}.")
@@ -252,6 +256,7 @@ def report(
             seed,
             num_gradients,
             max(times, default=1.0) / num_draws,
+            max(r.dependence for r in rows),
         )
     problems += bias.problems
     steps = ([], [])
@@ -259,12 +264,19 @@ def report(
         is_off = bias.is_hot or bool(bias.problems)
         steps = chain_checks.step_faults(kernel, moved, last, bias.is_hot, is_off)
     found = None if target is None else bias.temperature
-    notes = (*bias.notes, *steps[1])
+    alike = [note for row in rows for note in chain_checks.dependence_note(row)][:_MOST_LINES]
+    notes = (*bias.notes, *steps[1], *alike)
     return Report((*steps[0], *problems), tuple(rows), found, notes, bias.tested)
 
 
 def _bias(
-    states: Any, target: Any, temperature: float, seed: Any, num_gradients: int, time: float
+    states: Any,
+    target: Any,
+    temperature: float,
+    seed: Any,
+    num_gradients: int,
+    time: float,
+    dependence: float,
 ) -> Bias:
     """Tests at most 4000 entries. `time` is the autocorrelation time as a share of the run."""
     size = sum(int(np.prod(np.shape(x)[1:])) for x in tf.nest.flatten(states))
@@ -285,7 +297,7 @@ def _bias(
         return Bias([], [], (np.nan, np.nan))
     of_x, of_g = (np.concatenate(parts, axis=-1) for parts in zip(*columns, strict=True))
     entries = Entries(labels, indices, sizes)
-    return find_bias(of_x, of_g, entries, temperature, max(1.0, time * len(of_x)))
+    return find_bias(of_x, of_g, entries, temperature, max(1.0, time * len(of_x)), dependence)
 
 
 def _with_chains(states: Any, target: Any, is_of_run: bool) -> Any:

@@ -367,3 +367,16 @@ def test_bad_input(state: Any, rtol: Any, error: type, message: str) -> None:
 def test_what_is_no_kernel_is_refused(kernel: Any) -> None:
     with pytest.raises(TypeError, match="kernel must be a tfp.mcmc.TransitionKernel"):
         sgmcmc.preflight(target(normal), 0.5, kernel=kernel)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("chains", [(), (4,), (2, 3)])
+def test_scores_that_are_not_the_gradient_are_refused(shared: bool, chains: tuple) -> None:
+    def scores(factor: float) -> Any:
+        return lambda theta, batch: factor * (batch - theta[..., tf.newaxis])
+
+    state = tf.fill(chains, 0.3)
+    sgmcmc.preflight(target(normal, score_fn=scores(1.0), shared_batch=shared), state)
+    wrong = target(normal, score_fn=scores(1.1), shared_batch=shared)
+    with pytest.raises(ValueError, match="score_fn must return the gradient .* in state"):
+        sgmcmc.preflight(wrong, state)

@@ -20,7 +20,11 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 import tree
 
-from tfp_sgmcmc.diagnostics.convergence import RunningMoments, rhat_of_moments
+from tfp_sgmcmc.diagnostics.convergence import (
+    RunningMoments,
+    chain_dependence,
+    rhat_of_moments,
+)
 from tfp_sgmcmc.sampling.loop import Loop
 from tfp_sgmcmc.sampling.result import SampleResult
 from tfp_sgmcmc.sampling.run import ProgressHooks, run_kernel
@@ -107,15 +111,17 @@ def batch_means_sample_size(moments: SegmentMoments) -> np.ndarray:
     \[ \mathrm{ESS} = C K L \frac{v}{\hat\sigma^2}, \quad
        \hat\sigma^2 = \frac{L}{C K - 1} \sum_{c, k} (m_{ck} - \bar m)^2 . \]
 
-    Its relative standard error is \( \sqrt{2 / (C K - 1)} \). Segments must be much longer than the
-    autocorrelation time, otherwise the estimate is too large. (Flegal & Jones, Batch means and
-    spectral variance estimators in Markov chain Monte Carlo, Annals of Statistics 2010, eq. 4.)
+    It is divided by `chain_dependence` of the segments' means. Its relative standard error is
+    \( \sqrt{2 / (C K - 1)} \). Segments must be much longer than the autocorrelation time,
+    otherwise the estimate is too large. (Flegal & Jones, Batch means and spectral variance
+    estimators in Markov chain Monte Carlo, Annals of Statistics 2010, eq. 4.)
     """
     flat = moments.means.reshape([-1, *moments.means.shape[2:]])
     variance = moments.variances.mean(axis=(0, 1)) + flat.var(axis=0)
     total = len(flat) * moments.length
+    alike = chain_dependence(moments.means)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return total * variance / (moments.length * flat.var(axis=0, ddof=1))
+        return total * variance / (moments.length * flat.var(axis=0, ddof=1)) / alike
 
 
 def _mean_and_variance(draws: Any, start: int, stop: int) -> Sequence[np.ndarray]:

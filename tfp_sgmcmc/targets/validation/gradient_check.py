@@ -125,6 +125,35 @@ def check_chains(target: MinibatchLogProb, state: State, chain_ndims: int) -> No
         )
 
 
+def check_score_fn(target: MinibatchLogProb, state: State, chain_shape: Any, rtol: float) -> None:
+    r"""Compares the sum of a user's scores over a minibatch with the gradient of its sum.
+
+    Kernels that use scores take their gradients from `score_fn` too, and with a wrong one they
+    sample another posterior.
+
+    Raises:
+      ValueError: a part of the sum differs by more than `rtol` of the sum of absolute scores.
+    """
+    n, ndims = target.batch_size, len(chain_shape)
+    shape = [n] if target.shared_batch else [*chain_shape, n]
+    batch = target.rows(tf.broadcast_to(tf.range(n), shape))
+    _, scores = target.scores(state, batch, chain_shape)
+
+    def total(at: State) -> tf.Tensor:
+        return tf.reduce_sum(target.log_likelihood(at, batch, n, chain_shape), axis=-1)
+
+    _, gradient, _ = value_and_gradient(total, state, connected=False)
+    expected = _by_part(state, gradient)
+    for name, of_rows in _by_part(state, scores).items():
+        difference = np.abs(of_rows.sum(axis=ndims) - expected[name]).max()
+        if not difference <= rtol * np.abs(of_rows).sum(axis=ndims).max():
+            raise ValueError(
+                "score_fn must return the gradient of each example's log likelihood. Received: "
+                f"scores of {n} examples whose sum differs from the gradient of their log "
+                f"likelihood by up to {difference:.3g} in {name}."
+            )
+
+
 def preflight(
     target: Any, state: State, rtol: float | None = None, *, kernel: Any = None
 ) -> Stability | None:
@@ -141,7 +170,8 @@ def preflight(
     enlarged if there would be more than 2001. A `ControlVariate` is checked at its center, too. A
     state without chain dimensions is also given to the functions as two equal chains, with three
     examples, which must both get what one gets. If chains have minibatches of their own, two chains
-    with different examples must have the log likelihoods that each of them has alone.
+    with different examples must have the log likelihoods that each of them has alone. A `score_fn`
+    must add up to the gradient over a minibatch.
 
     With a `kernel` it also compares the kernel's step size with the largest one that is stable at
     the curvature of the log posterior at `state`, and warns if the step is larger. A chain with
@@ -182,7 +212,8 @@ def preflight(
 
     Raises:
       ValueError: the log posterior or its gradient is NaN or infinite at `state`, or the two sides
-        differ, or two chains get something else than one. The message names the part of the state.
+        differ, or two chains get something else than one, or `score_fn` is wrong. The message
+        names the part of the state.
       TypeError: the target is not callable, the kernel is not a `TransitionKernel`, or `state` does
         not hold floating numbers.
       RuntimeError: the call is inside a `tf.function` or a `tf.Graph`.
@@ -220,6 +251,8 @@ def preflight(
             check_two_chains(base, state)
         if not is_whole:
             _compare(base, state, log_prob, gradient, rtol)
+        if plain and base.has_score_fn and base.parts == [base]:
+            check_score_fn(base, state, log_prob.shape, _allowed(state, rtol))
     if isinstance(target, ControlVariate):  # differences add up if the sums at both states do
         preflight(base, target.center, rtol)
     if kernel is None:
@@ -247,8 +280,7 @@ def _compare(
         lambda: traced(lambda at: target.sum_over_chunks(at, other)),
     )(state)
     combined = tf.nest.map_structure(tf.add, prior[:2], passed)
-    dtype = tf.nest.flatten(state)[0].dtype
-    rtol = rtol if rtol is not None else {tf.float64: 1e-8}.get(dtype, 1e-3)
+    rtol = _allowed(state, rtol)
     parts = {"log posterior": (combined[0].numpy(), log_prob.numpy())}
     full = _by_part(state, gradient)
     for name, value in _by_part(state, combined[1]).items():
@@ -266,6 +298,11 @@ def _compare(
                 "log_likelihood_fn must return a log likelihood for each example that does not "
                 "depend on the rest of the batch."
             )
+
+
+def _allowed(state: State, rtol: float | None) -> float:
+    dtype = tf.nest.flatten(state)[0].dtype
+    return rtol if rtol is not None else {tf.float64: 1e-8}.get(dtype, 1e-3)
 
 
 def _by_part(state: State, values: Any) -> dict[str, np.ndarray]:
