@@ -123,7 +123,8 @@ def test_what_was_dropped_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(langevin, "ControlVariate", control_variate)
     monkeypatch.setattr(langevin, "check_chains", lambda *_: None)
     runs = types.SimpleNamespace(dim=2, dtype=tf.float32, num_chains=4, dropped=[])
-    found = types.SimpleNamespace(target=None, center=tf.zeros([2]))
+    target = types.SimpleNamespace(_programs={})
+    found = types.SimpleNamespace(target=target, center=tf.zeros([2]))
     problem = types.SimpleNamespace(num_examples=10, parts=[None])
     selector = LangevinSelector(problem, found, runs, sgmcmc.random.as_seed(0))
     assert selector() is None

@@ -31,7 +31,7 @@ from tfp_sgmcmc.targets.scores import mapped_scores, total_of_chunks
 
 LEAST_WORK = 1e8  # N D^2, for which products with D vectors take longer than another trace
 _CHUNK = 2**22  # numbers that are held at once
-_NEAR_ROUNDING = 1e3  # times the rounding of a number, of the least eigenvalue
+_NEAR_ROUNDING = 30.0  # times the rounding of a number, of the least eigenvalue
 _CLEARLY = 10.0
 _NUM_PROBES, _MOST_ERROR = 4, 1e-3  # of Hessians scaled to a unit diagonal
 
