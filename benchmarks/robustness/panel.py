@@ -140,6 +140,9 @@ def runs() -> list[Run]:
         center = tf.constant(p.mode, tf.float32)
         return g.SGLD(g.ControlVariate(p.target(), center), 0.05 / p.root**2)
 
+    def euler(p: Problem) -> Any:
+        return g.CCAdL(p.target(), 0.2 / p.root, 0.5 * p.root, scheme="euler")
+
     def corrected(p: Problem) -> Any:
         return g.CorrectedLangevin(p.target(), 1 / p.root**2)
 
@@ -170,7 +173,7 @@ def runs() -> list[Run]:
         Run("HMC", "sound", a, hmc, 2),
         Run("SGLD, sd 1.12", "near", even, sgld(0.013), 60),
         Run("SGLD, sd 1.07", "near", even, sgld(0.0075), 100),
-        Run("CCAdL", "near", even, lambda p: g.CCAdL(p.target(), 0.2 / p.root, 0.5 * p.root), 50),
+        Run("CCAdL, Euler steps", "near", even, euler, 50),
         Run("SGLD, step far too large (logistic)", "bad", a, sgld(0.5), 1),
         Run("SGLD, step far too large (Gaussian)", "bad", b, sgld(0.95), 1),
         Run("gradient noise ignored (SGLD)", "bad", a, sgld(0.01, batch_size=10), 100),
