@@ -284,6 +284,8 @@ class HessianFunction:
             root = _root_above(-seen.posterior, eps**power)
             found = self._in_blocks(theta, root.T, with_likelihood=True)
             whitened = [products @ root for products in found[:2]]
+            if not np.isfinite(whitened).all():
+                break
             back = np.linalg.inv(root)
             likelihood, prior = (back.T @ h @ back for h in whitened)
             seen = _symmetric(HessianProducts(likelihood, prior, found.gradient))
