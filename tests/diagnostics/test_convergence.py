@@ -144,7 +144,7 @@ def test_dependent_chains_are_worth_fewer(correlation: float) -> None:
 
 
 def test_independent_chains_are_not_called_dependent() -> None:
-    """Of 100 calls with 30 entries each none; a false alarm has probability 1e-6 a call."""
+    """None of 100 calls with 30 entries each is; a false alarm has probability 1e-6 a call."""
     for seed in range(100):
         rng = np.random.default_rng(seed)
         x = rng.standard_t(2, size=[rng.integers(20, 400), rng.integers(2, 65), 30])

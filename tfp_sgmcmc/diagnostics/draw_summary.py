@@ -185,10 +185,8 @@ def summarize(
     dependence = 1.0
     if num >= _LEAST_FOR_RHAT:
         bulk, tail = effective_sample_size(x, "bulk"), effective_sample_size(x, "tail")
-        rhat, dependence = (
-            rank_normalized_rhat(x),
-            float(np.fmax.reduce(chain_dependence(x), initial=1.0)),
-        )
+        rhat = rank_normalized_rhat(x)
+        dependence = float(np.fmax.reduce(chain_dependence(x), initial=1.0))
         mcse = x.std(axis=(0, 1), ddof=1) / np.sqrt(effective_sample_size(x, "mean"))
     return DrawSummary(
         tuple(names),
