@@ -93,6 +93,7 @@ class TimedHMC:
             "HamiltonianMonteCarlo",
             lambda x: tfp.mcmc.HamiltonianMonteCarlo(found.target, x[0], tf.cast(x[1], tf.int32)),
             self._settings,
+            found.target,
         )
         self.seconds = _STRIDE * runs.milliseconds["HamiltonianMonteCarlo"] / 1e3
 

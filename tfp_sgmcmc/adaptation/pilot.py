@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -45,31 +46,31 @@ def seconds_of_second(call: Callable[[], Any]) -> float:
 class PilotChains:
     """A compiled chain whose settings are arguments of the compiled program.
 
+    It begins with `restart`.
+
     Args:
-      kernel_fn: settings -> kernel.
-      settings: a nest of tensors, such as the step size, to begin with.
-      start: z of all chains, `[chains, D]`.
-      seed: the seed of all steps.
+      kernel_fn: settings, a nest of tensors such as the step size -> kernel.
       jit_compile: whether XLA compiles the steps.
     """
 
-    def __init__(
-        self,
-        kernel_fn: Callable[[Any], Any],
-        settings: Any,
-        start: tf.Tensor,
-        seed: tf.Tensor,
-        jit_compile: bool,
-    ):
-        self._kernel_fn, self._dtype = kernel_fn, start.dtype
-        self.restart(settings, start, seed)
-        self._loop = Loop(kernel_fn, None, self.position, jit_compile)
+    def __init__(self, kernel_fn: Callable[[Any], Any], jit_compile: bool):
+        self._kernel_fn, self._jit_compile = kernel_fn, jit_compile
 
     def restart(self, settings: Any, start: tf.Tensor, seed: tf.Tensor) -> None:
-        """Puts all chains back to a start, with other settings and another seed."""
+        """Puts all chains at a start.
+
+        Args:
+          settings: of the kernel.
+          start: z of all chains, `[chains, D]`.
+          seed: the seed of all steps.
+        """
         self._seed = seed
-        self._settings = tf.nest.map_structure(lambda x: tf.constant(x, self._dtype), settings)
+        self._settings = tf.nest.map_structure(lambda x: tf.constant(x, start.dtype), settings)
         self.position = start_of(self._kernel_fn(self._settings), start)
+
+    @functools.cached_property
+    def _loop(self) -> Loop:
+        return Loop(self._kernel_fn, None, self.position, self._jit_compile)
 
     def seconds_per_step(self) -> float:
         """Returns the time of a step of all chains, and leaves the chains where they are.
@@ -321,22 +322,18 @@ class PilotRuns:
         self.dropped: list[str] = []
         self.num_starts = 0
 
-    def timed_chains(
-        self, name: str, kernel_fn: Any, settings: Any, target: Target | None = None
-    ) -> PilotChains:
+    def timed_chains(self, name: str, kernel_fn: Any, settings: Any, target: Target) -> PilotChains:
         """Returns chains at the starts, and notes the time of a step under a name.
 
-        A `target` keeps the compiled chains for another call.
+        The `target` keeps the compiled chains for another call.
         """
-
-        def make() -> PilotChains:
-            return PilotChains(kernel_fn, settings, self._start, self._seed, self.jit_compile)
-
-        if target is None:
-            chains = make()
-        else:
-            chains = kept_program(target, f"{name}, {self.jit_compile=}", self._start, make)
-            chains.restart(settings, self._start, self._seed)
+        chains = kept_program(
+            target,
+            f"{name}, {self.jit_compile=}",
+            self._start,
+            lambda: PilotChains(kernel_fn, self.jit_compile),
+        )
+        chains.restart(settings, self._start, self._seed)
         self.milliseconds[name] = 1e3 * chains.seconds_per_step()
         return chains
 
