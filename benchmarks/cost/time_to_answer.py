@@ -19,6 +19,14 @@ The columns are, for `sample` and each kind of NUTS,
 
 A call of NUTS that takes longer than `--most-seconds` has no figures. TensorFlow Probability's is
 stopped between blocks of 50 draws, or within a block when the process has used twice as much.
+
+A second table has the programs of the first call of `sample`, which take at least 0.1 s, and all
+others of a posterior together:
+
+  operations    of TensorFlow, those of loops and branches included,
+  instructions  of XLA, after it has optimised; none where XLA does not compile the program,
+  tracing       processor seconds, and
+  compiling     those of the program's first call less those of its second.
 """
 
 from __future__ import annotations
@@ -46,12 +54,14 @@ from benchmarks.common.chains import compiled, effective_sizes
 from benchmarks.common.environment import use_one_core
 from benchmarks.common.logistic import as_batch, gaussian_log_prior, log_likelihood
 from benchmarks.common.memory import in_new_process
+from benchmarks.common.programs import Program, listed
 from benchmarks.common.tables import Table
 from benchmarks.cost.numpyro_nuts import NUM_WARMUP
 from benchmarks.posteriordb.regressions import POSTERIORS as REGRESSIONS
 
 tfd = tfp.distributions
 _GOAL, _NUM_CHAINS, _BLOCK = 400, 4, 50
+_WORTH_A_ROW = 0.1  # seconds of a program
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -184,6 +194,22 @@ def time_of_cached(name: str, num_results: int) -> float:
     return found.first
 
 
+def programs_of(name: str, num_results: int) -> list[Program]:
+    """Returns the programs of a first call, and the sum of those that take little."""
+    use_one_core()
+    target, start, _ = PROBLEMS[name]()
+    with listed() as programs, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sgmcmc.sample(target, start, num_results, seed=0, progress_bar=False)
+    long = sorted((p for p in programs if p.seconds >= _WORTH_A_ROW), key=lambda p: -p.seconds)
+    short = [p for p in programs if p.seconds < _WORTH_A_ROW]
+    instructions = [p.instructions for p in short if p.instructions is not None]
+    figures = np.sum([(p.operations, p.tracing, p.compiling) for p in short], axis=0)
+    operations, tracing, compiling = figures.tolist() if short else (0, 0.0, 0.0)
+    rest = f"{len(short)} others", int(operations), sum(instructions) if instructions else None
+    return [*long, Program(*rest, tracing, compiling)]
+
+
 def time_of_numpyro(name: str, num_results: int, python: str, most_seconds: float) -> Times:
     """Times NumPyro's NUTS in its own environment."""
     problem = PROBLEMS[name]()
@@ -246,21 +272,9 @@ def time_of_nuts(name: str, num_results: int, most_seconds: float) -> Times:
     return Times(*seconds, ess)
 
 
-def run(
-    *,
-    problems: tuple[str, ...] = tuple(PROBLEMS),
-    num_results: int = 500,
-    most_seconds: float = 200.0,
-    python: str = "",
+def _times(
+    problems: tuple[str, ...], num_results: int, most_seconds: float, python: str
 ) -> Iterator[tuple[Any, ...]]:
-    """Measures one posterior after the other.
-
-    Args:
-      problems: names of posteriors.
-      num_results: draws of each of four chains.
-      most_seconds: processor seconds that a call of NUTS may take.
-      python: an interpreter that has NumPyro; empty leaves it out.
-    """
     for name in problems:
         ours = Times(*in_new_process(time_of_sample, name, num_results))
         cached = time_of_cached(name, num_results)
@@ -274,14 +288,44 @@ def run(
         yield name, ours.first, ours.second, cached, ours.ess, *nuts, *other, *ratios
 
 
-def show(rows: Iterator[tuple[Any, ...]]) -> Table:
+def _programs(problems: tuple[str, ...], num_results: int) -> Iterator[tuple[Any, ...]]:
+    for name in problems:
+        for program in in_new_process(programs_of, name, num_results):
+            instructions = "" if program.instructions is None else str(program.instructions)
+            yield name, program.name, program.operations, instructions, *program[3:]
+
+
+def run(
+    *,
+    problems: tuple[str, ...] = tuple(PROBLEMS),
+    num_results: int = 500,
+    most_seconds: float = 200.0,
+    python: str = "",
+) -> tuple[Iterator[tuple[Any, ...]], Iterator[tuple[Any, ...]]]:
+    """Measures one posterior after the other: times, and then programs.
+
+    Args:
+      problems: names of posteriors.
+      num_results: draws of each of four chains.
+      most_seconds: processor seconds that a call of NUTS may take.
+      python: an interpreter that has NumPyro; empty leaves it out.
+    """
+    times = _times(problems, num_results, most_seconds, python)
+    return times, _programs(problems, num_results)
+
+
+def show(found: tuple[Iterator[tuple[Any, ...]], Iterator[tuple[Any, ...]]]) -> dict[str, Table]:
+    times, programs = found
     seconds, size = "7.1f", "6.0f"
     columns = {"posterior": "32s", "first": seconds, "second": seconds, "cached": seconds}
     columns |= {"ESS": size}
     for nuts in ("TFP", "NumPyro"):
         columns |= {f"{nuts} first": seconds, f"{nuts} second": seconds, f"{nuts} ESS": size}
     columns |= {"ratio first": seconds, "ratio second": seconds}
-    return command_line.print_table(columns, rows)
+    table = command_line.print_table(columns, times)
+    columns = {"posterior": "32s", "program": "50s", "operations": "d", "instructions": ">4s"}
+    columns |= {"tracing": "7.2f", "compiling": "7.2f"}
+    return {"": table, "Programs of the first call": command_line.print_table(columns, programs)}
 
 
 if __name__ == "__main__":
