@@ -67,8 +67,8 @@ def find_location_scale(
     problem: MinibatchLogProb,
     state: State,
     names: list[str],
-    only: tuple[int, ...] | None = None,
-    model: tuple[MinibatchLogProb, State] | None = None,
+    only: tuple[int, ...],
+    model: tuple[MinibatchLogProb, State],
 ) -> LocationScale | None:
     r"""Returns effects whose prior is that of a location plus a width times z, or None.
 
@@ -87,9 +87,9 @@ def find_location_scale(
       problem: the target, with a prior.
       state: one unconstrained state.
       names: the name of the part of each entry of a flat state.
-      only: entries that may be effects; None for all.
-      model: the target and state whose parameters are c; None for `problem` and `state`. In
-        coordinates of a law that was found before, all but its effects have the same parameters.
+      only: entries that may be effects.
+      model: the target and state whose parameters are c. In coordinates of a law that was found
+        before, all but its effects have the same parameters.
     """
     flat = flatten_events(state, 0).numpy().astype(np.float64)
     dim, dtype = len(flat), tf.nest.flatten(state)[0].dtype
@@ -108,7 +108,7 @@ def find_location_scale(
     if not apart:
         return None
     others = np.setdiff1d(np.arange(dim), candidates[apart])
-    features = _Features(*(model or (problem, state)), rows, others)
+    features = _Features(*model, rows, others)
     laws = {int(candidates[i]): features.law(found, i, rows, rounding[0]) for i in apart}
     entries = tuple(sorted(e for e, law in laws.items() if law is not None))
     if not entries:
@@ -163,16 +163,14 @@ def rows_around(flat: np.ndarray, count: int) -> np.ndarray:
 
 
 def _candidates(
-    depends: np.ndarray, names: list[str], only: tuple[int, ...] | None
+    depends: np.ndarray, names: list[str], only: tuple[int, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns entries that may be effects, and how many each of them stands for.
 
     Entries of a part that depend on each other, as those of a Gaussian process, are no effects, and
     the first of them shows whether they look like effects one by one.
     """
-    entries = np.flatnonzero(depends.any(axis=1))
-    if only is not None:
-        entries = entries[np.isin(entries, only)]
+    entries = np.intersect1d(np.flatnonzero(depends.any(axis=1)), only)
     of = np.array(names)[entries]
     within = depends[np.ix_(entries, entries)] & (of[:, np.newaxis] == of)
     crowded = (within | within.T).any(axis=1)

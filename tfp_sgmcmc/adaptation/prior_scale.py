@@ -15,7 +15,7 @@ from tfp_sgmcmc.internal.nest import (
     part_names,
     unflatten_events,
 )
-from tfp_sgmcmc.internal.xla import traced
+from tfp_sgmcmc.internal.xla import by_blocks, traced
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.laplace.quadratic import Hessians, inverse, least_eigenvalue
@@ -131,10 +131,8 @@ def _slopes(
 
     evaluate = kept_program(problem, name, like, lambda: traced(of_rows))
     dtype = tf.nest.flatten(like)[0].dtype
-    padded = np.pad(theta, [(0, -len(theta) % _BLOCK), (0, 0)], mode="edge")
-    blocks = np.split(padded, len(padded) // _BLOCK)
-    found = np.concatenate([evaluate(tf.constant(block, dtype)).numpy() for block in blocks])
-    return found[: len(theta)].astype(np.float64)
+    (found,) = by_blocks(lambda block: [evaluate(block)], theta, _BLOCK, dtype)
+    return found.astype(np.float64)
 
 
 def check_proper(

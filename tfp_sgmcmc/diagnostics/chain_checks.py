@@ -18,6 +18,7 @@ from tfp_sgmcmc.diagnostics.convergence import (
     rank_normalized_rhat,
     rhat_limit,
 )
+from tfp_sgmcmc.internal.nest import path_name
 from tfp_sgmcmc.targets.laplace.curvature import wrapped_target
 from tfp_sgmcmc.targets.validation.step_size_check import Stability, epochs_of, judge_step
 
@@ -74,7 +75,7 @@ def check_finite(samples: Any) -> None:
     if not found:
         return
     step, path, entry = min(found, key=lambda x: x[0])
-    name = "the state" + "".join(f"[{key!r}]" for key in path)
+    name = path_name("the state", path)
     raise NonFiniteChainError(
         f"{name} became NaN or infinite at result {step} (entry {entry}). The {step} results "
         "before it are in the error's `samples`. A smaller step_size is the usual cure.",

@@ -63,12 +63,7 @@ class Report:
             "draws: number of independent draws, all chains together",
             "time: number of results between two independent draws of a chain",
         ]
-        if self.temperature is None:
-            lines.append("Bias was not checked. Give target_log_prob_fn to check it.")
-        else:
-            value, error = self.temperature
-            lines.append(f"configurational temperature: {value:.4g} +- {error:.2g}")
-        return "\n".join([*lines, _NOT_SEEN])
+        return "\n".join([*lines, *self._last_lines()])
 
     def _repr_html_(self) -> str:
         verdict, *_ = str(self).split("\n", 1)
@@ -77,14 +72,18 @@ class Report:
         for row in self.rows:
             figures = number(row.rhat, 3), number(row.num_draws, 0), number(row.time, 1)
             rows.append((row.name, str(row.num_entries), *figures))
-        last = "Bias was not checked. Give target_log_prob_fn to check it."
-        if self.temperature is not None:
-            last = "configurational temperature: {:.4g} +- {:.2g}".format(*self.temperature)
         columns = "variable", "entries", "R-hat", "independent draws", "results between them"
         pictures = [
             histogram_picture(np.asarray(row.trace, np.float64).ravel()) for row in self.rows
         ]
-        return as_html(Table(verdict, columns, rows, [last, _NOT_SEEN], flags, {}, pictures))
+        return as_html(Table(verdict, columns, rows, self._last_lines(), flags, {}, pictures))
+
+    def _last_lines(self) -> list[str]:
+        """Returns whether bias was checked, and what no check sees."""
+        bias = "Bias was not checked. Give target_log_prob_fn to check it."
+        if self.temperature is not None:
+            bias = "configurational temperature: {:.4g} +- {:.2g}".format(*self.temperature)
+        return [bias, _NOT_SEEN]
 
     def plot(self, num_entries: int = 30) -> Any:
         """Returns a `matplotlib.figure.Figure`: widths and means of entries by the gradients.

@@ -14,7 +14,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc.internal.nest import State, call_with_state, num_entries, unflatten_events
-from tfp_sgmcmc.internal.xla import traced
+from tfp_sgmcmc.internal.xla import by_blocks, traced
 from tfp_sgmcmc.targets.base import Target, kept_program
 from tfp_sgmcmc.targets.data import evenly_spread
 
@@ -47,8 +47,8 @@ def log_prob_of_vectors(
 
     name = f"log posterior of many, jit_compile={jit_compile}"
     evaluate = kept_program(target, name, like, lambda: traced(of_states, jit_compile))
-    size = block_size(target)
-    return lambda x: _in_blocks(lambda block: [evaluate(block)], x, like, size)[0]
+    size, dtype = block_size(target), tf.nest.flatten(like)[0].dtype
+    return lambda x: by_blocks(lambda block: [evaluate(block)], x, size, dtype)[0]
 
 
 def value_and_gradient_of_vectors(
@@ -75,7 +75,7 @@ def value_and_gradient_of_vectors(
 
     def value_and_gradient(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if in_blocks or not is_large:
-            value, gradient = _in_blocks(evaluate, x, like, size)
+            value, gradient = by_blocks(evaluate, x, size, dtype)
         else:
             value, gradient = (y.numpy() for y in evaluate(tf.constant(x, dtype)))
         return value.astype(np.float64), gradient.astype(np.float64)
@@ -100,18 +100,6 @@ def num_padded(target: Target, like: State) -> int:
 def block_size(target: Target) -> int:
     """Returns how many states are evaluated at once: 1,000 of small targets, else 100."""
     return 1000 if 1000 * target.num_examples <= _MOST_TERMS else 100
-
-
-def _in_blocks(
-    evaluate: Callable[[tf.Tensor], Any], x: np.ndarray, like: State, size: int
-) -> list[Any]:
-    """Returns the results of `evaluate` at blocks of `size` rows of x, put together."""
-    dtype, dim = tf.nest.flatten(like)[0].dtype, num_entries(like)
-    num_blocks = -(-len(x) // size)
-    padded = np.zeros([num_blocks * size, dim])
-    padded[: len(x)] = x
-    found = [evaluate(tf.constant(block, dtype)) for block in np.split(padded, num_blocks)]
-    return [np.concatenate([y.numpy() for y in ys])[: len(x)] for ys in zip(*found, strict=True)]
 
 
 def rounded_share(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,10 +73,19 @@ def state_from_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> State:
     return args[0] if len(args) == 1 else list(args)
 
 
+def path_name(called: str, path: Iterable[Any]) -> str:
+    """Returns a name for messages of the part that keys lead to, such as `state['w'][0]`."""
+    return called + "".join(f"[{key!r}]" for key in path)
+
+
+def named_parts(nest: Any, called: str) -> list[tuple[str, Any]]:
+    """Returns the parts of a nest with their names, in the order of `tf.nest.flatten`."""
+    return [(path_name(called, path), leaf) for path, leaf in tree.flatten_with_path(nest)]
+
+
 def part_names(state: State, called: str = "state") -> list[str]:
     """Returns names for messages, in the order of `tf.nest.flatten`: `state[0]`, `state['w']`."""
-    paths = (path for path, _ in tree.flatten_with_path(state))
-    return [called + "".join(f"[{key!r}]" for key in path) for path in paths]
+    return [name for name, _ in named_parts(state, called)]
 
 
 def entry_names(state: State) -> list[str]:

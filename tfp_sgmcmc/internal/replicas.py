@@ -19,6 +19,8 @@ import tensorflow as tf
 
 from tfp_sgmcmc.internal.xla import traced
 
+# What TensorFlow raises where another worker is lost.
+LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 _WORD = 4  # bytes of the integers that carry a message
 _ANSWER, _ERROR = b"+", b"-"  # how a message begins
 _WITH_COPIES = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.python.eager import context
@@ -124,6 +125,19 @@ def traced(fn: Callable[..., Any], jit_compile: bool | None = None) -> Callable[
             return concrete(*args)
 
     return call
+
+
+def by_blocks(
+    program: Callable[[tf.Tensor], Any], rows: np.ndarray, size: int, dtype: tf.DType
+) -> list[np.ndarray]:
+    """Returns the results `[size, ...]` of a program at blocks of rows, put together.
+
+    All blocks have one shape, so the program is traced once. The last is filled with its last row.
+    """
+    padded = np.pad(rows, [(0, -len(rows) % size), (0, 0)], mode="edge")
+    blocks = np.split(padded, len(padded) // size)
+    found = zip(*(program(tf.constant(block, dtype)) for block in blocks), strict=True)
+    return [np.concatenate(parts)[: len(rows)] for parts in found]
 
 
 def traced_once(fn: Callable[..., Any], jit_compile: bool | None = None) -> Callable[..., Any]:

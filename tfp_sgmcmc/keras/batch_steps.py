@@ -32,7 +32,6 @@ from tfp_sgmcmc.keras.records.fit_fingerprint import FitProblem
 from tfp_sgmcmc.keras.records.recorder import Recorder
 from tfp_sgmcmc.storage.checkpoint import differences
 
-_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 _PACKAGES = ("tensorflow", "keras", "tensorflow-probability", "numpy")
 
 
@@ -149,7 +148,7 @@ class BatchTrainFunction:
                         self._before(spec)
                 self._before = None
             return self._function(iterator)
-        except _LOST as error:
+        except replicas.LOST as error:
             if not replicas.are_several(self._model.distribute_strategy):
                 raise
             raise RuntimeError(

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.diagnostics.convergence import RunningMoments
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.posterior.batches import Batches, num_rows, tensors
@@ -262,43 +263,41 @@ class SWAG(keras.callbacks.Callback):
 class WeightMoments:
     r"""The moments of iterates \( \theta_1, \dots, \theta_T \), each a list of arrays.
 
-    They are running averages in double precision. Variances come from sums of squared deviations
-    (Welford 1962), which equal \( \overline{\theta^2} - \bar\theta^2 \) without its cancellation.
+    They are running averages in double precision. Variances come from sums of squared deviations,
+    which equal \( \overline{\theta^2} - \bar\theta^2 \) without its cancellation.
 
     Attributes:
       count: T.
-      mean: the means, one array for each part.
       deviations: the last K, at most `rank`, of \( \theta_i - \bar\theta_i \), with \(
         \bar\theta_i \) the mean of the first i iterates; lists of arrays.
     """
 
     def __init__(self, rank: int):
         self.count = 0
-        self.mean: list[np.ndarray] = []
         self.deviations: collections.deque[list[np.ndarray]] = collections.deque(maxlen=rank)
-        self._squares: list[np.ndarray] = []
+        self._parts: list[RunningMoments] = []
         self._dtypes: list[np.dtype] = []
 
     def add(self, values: Sequence[np.ndarray]) -> None:
         """Adds the next iterate."""
         if not self.count:
-            self.mean = [np.zeros(x.shape) for x in values]
-            self._squares = [np.zeros(x.shape) for x in values]
+            self._parts = [RunningMoments() for _ in values]
             self._dtypes = [x.dtype for x in values]
         self.count += 1
-        last = []
-        for x, mean, squares in zip(values, self.mean, self._squares, strict=True):
-            before = x - mean
-            mean += before / self.count
-            after = x - mean
-            squares += before * after
-            last.append(after.astype(x.dtype))
-        self.deviations.append(last)
+        for x, part in zip(values, self._parts, strict=True):
+            part.add(x[np.newaxis])
+        pairs = zip(values, self.mean, strict=True)
+        self.deviations.append([(x - mean).astype(x.dtype) for x, mean in pairs])
+
+    @property
+    def mean(self) -> list[np.ndarray]:
+        """The means, one array for each part."""
+        return [part.mean for part in self._parts]
 
     @property
     def variance(self) -> list[np.ndarray]:
         """The variances of single weights, with divisor T."""
-        return [squares / self.count for squares in self._squares]
+        return [part.squares / self.count for part in self._parts]
 
     def draws(self, num_samples: int, seed: tf.Tensor, scale: float) -> list[np.ndarray]:
         r"""Returns draws `[num_samples, ...]` of each part, in the dtypes of the iterates.

@@ -13,7 +13,7 @@ import tree
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import xla
-from tfp_sgmcmc.internal.nest import MANY_PARTS, Packing
+from tfp_sgmcmc.internal.nest import MANY_PARTS, Packing, named_parts
 from tfp_sgmcmc.internal.replicas import Replicas
 from tfp_sgmcmc.internal.xla import full_precision, no_numeric_checks, traced
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
@@ -436,8 +436,5 @@ def _check_trace(expected: Any, kept: Any) -> None:
 
 
 def _listed(nest: Any, name: str) -> str:
-    leaves = [
-        f"{name}{''.join(f'[{k!r}]' for k in path)}: {x.dtype.name} {list(x.shape)}"
-        for path, x in tree.flatten_with_path(nest)
-    ]
+    leaves = [f"{part}: {x.dtype.name} {list(x.shape)}" for part, x in named_parts(nest, name)]
     return ", ".join(leaves) or "nothing"

@@ -21,8 +21,8 @@ import tree
 
 from tfp_sgmcmc.diagnostics import NonFiniteChainError, check_finite
 from tfp_sgmcmc.internal.checks import integer
-from tfp_sgmcmc.internal.nest import instances
-from tfp_sgmcmc.internal.replicas import Replicas
+from tfp_sgmcmc.internal.nest import instances, path_name
+from tfp_sgmcmc.internal.replicas import LOST, Replicas
 from tfp_sgmcmc.sampling.loop import FiniteCheck, Loop, Position, as_tensors
 from tfp_sgmcmc.sampling.progress import defer_interrupt
 from tfp_sgmcmc.sampling.result import MemoryRecords, Records
@@ -30,8 +30,6 @@ from tfp_sgmcmc.targets import StreamReadError, Target
 from tfp_sgmcmc.targets.streamed import StreamedLogProb, StreamState
 
 _MOST_STEPS = 2**24  # which a float holds exactly
-_LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
-
 _SECONDS_A_CALL = 1.0
 
 
@@ -111,7 +109,7 @@ class ProcessGroup:
         """
         try:
             yield
-        except _LOST as error:
+        except LOST as error:
             if self._others is None:
                 raise
             raise RuntimeError(
@@ -204,15 +202,14 @@ def take_steps(
     feed: Feed,
     show: Callable[[Position], None],
     checkpoint_seconds: float,
-    given: threading.Event | None = None,
-    workers: ProcessGroup | None = None,
+    given: threading.Event | None,
+    workers: ProcessGroup,
 ) -> Position:
     """Takes the remaining steps, or those before Ctrl-C; returns the last position.
 
     The event `given` replaces Ctrl-C, which only the main thread receives. All workers take the
     same number of steps in each call, and all stop if one of them is interrupted.
     """
-    workers = workers or ProcessGroup()
     pace = Pace(min(_SECONDS_A_CALL, checkpoint_seconds))
     committed = time.perf_counter()
     with contextlib.nullcontext(given) if given else defer_interrupt() as interrupt:
@@ -293,7 +290,7 @@ def _fail(
     if good:
         records.append([x[:good] for x in draws])
     records.commit(_carried(position, is_broken=True), finish=True)
-    name = "the state" + "".join(f"[{key!r}]" for key in part)
+    name = path_name("the state", part)
     count, cure = records.num_draws, "A smaller step_size is the usual cure."
     when = f"by step {int(position.step)}"
     if health.states_are_finite:

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tree
 
 from tfp_sgmcmc.internal.checks import eager
+from tfp_sgmcmc.internal.nest import named_parts, path_name
 
 _MOST_BYTES = 2**26  # of the examples that enter a checksum
 _SEED = 0  # of the weights of `RowSums`
@@ -38,7 +39,7 @@ def as_tensors(data: Any, dtype: Any, called: str = "data") -> Any:
             f"{called} must have names that can be sorted, such as strings. Received: {error}."
         ) from error
     return tree.map_structure_with_path(
-        lambda path, x: as_tensor(x, dtype, _name(called, path)), data
+        lambda path, x: as_tensor(x, dtype, path_name(called, path)), data
     )
 
 
@@ -60,10 +61,6 @@ def _without_frames(data: Any) -> Any:
 def _is_frame(x: Any) -> bool:
     # Checks methods, because pandas need not be installed.
     return hasattr(x, "columns") and hasattr(x, "to_numpy") and hasattr(x, "__getitem__")
-
-
-def _name(called: str, path: tuple[Any, ...]) -> str:
-    return called + "".join(f"[{key!r}]" for key in path)
 
 
 def as_tensor(x: Any, dtype: Any, name: str = "data") -> tf.Tensor:
@@ -117,8 +114,8 @@ def leading_axis(data: Any, called: str = "data") -> int:
 
 def form_of(data: Any) -> tuple[str, int]:
     """Returns names, dtypes and shapes of the arrays of an example, and their bytes."""
-    leaves = tree.flatten_with_path(data)
-    form = ", ".join(_name("", path) + f" {x.dtype.name} {[*x.shape[1:]]}" for path, x in leaves)
+    leaves = named_parts(data, "")
+    form = ", ".join(f"{name} {x.dtype.name} {[*x.shape[1:]]}" for name, x in leaves)
     return form.strip(), sum(x.dtype.size * x.shape[1:].num_elements() for _, x in leaves)
 
 

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
-import tree
 
 from tfp_sgmcmc.internal.checks import accepts, function, integer, optional
-from tfp_sgmcmc.internal.nest import State, call_with_state, static_or_dynamic_shape
+from tfp_sgmcmc.internal.nest import State, call_with_state, named_parts, static_or_dynamic_shape
 from tfp_sgmcmc.targets.base import Target, check_signature, log_prob_from, numbers_from
 from tfp_sgmcmc.targets.bijectors import (
     check_bijectors,
@@ -302,12 +301,9 @@ def _explain_failure(
     parts, leaves = tf.nest.flatten(state), tf.nest.flatten(batch)
     dtype = parts[0].dtype.name
     # Integers are often meant to be integers, so they come last.
-    for path, x in sorted(
-        tree.flatten_with_path(batch), key=lambda named: not named[1].dtype.is_floating
-    ):
+    for where, x in sorted(named_parts(batch, ""), key=lambda leaf: not leaf[1].dtype.is_floating):
         if x.dtype == parts[0].dtype or not _OF_TYPES.search(str(error)):
             continue
-        where = "".join(f"[{key!r}]" for key in path)
         cure = f"cast it in {name}, as by tf.cast(batch{where}, '{dtype}'), if it is to be floating"
         if x.dtype.is_floating:
             cure = f"{advice.format(dtype=dtype)}, or start from a {x.dtype.name} state"

@@ -177,13 +177,11 @@ def fitted(
       ValueError: no temperature is best, as when each label is the most probable class.
     """
     with advised('calibrate needs SciPy. Install it by python -m pip install "scipy"'):
-        from scipy import optimize
+        from scipy import optimize, special
     logits = _log(p)
 
     def loss(log_temperature: float) -> float:
-        scaled = logits * np.exp(-log_temperature)
-        scaled = scaled - scaled.max(axis=1, keepdims=True)
-        log_p = scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
+        log_p = special.log_softmax(logits * np.exp(-log_temperature), axis=1)
         return -float(np.average(np.sum(labels * log_p, axis=1), weights=weights))
 
     found = optimize.minimize_scalar(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -148,15 +147,19 @@ def low_rank_at(
     flat = flatten_events(center, 0)
     theta, dim = flat.numpy(), flat.shape[0]
     signs = np.random.default_rng(0).choice([-1.0, 1.0], [_NUM_SIGNS, dim])
-    found = products(theta, signs[: 1 if is_diagonal else _NUM_LOOKS])
+    found = products(theta, signs[: 2 if is_diagonal else _NUM_LOOKS])
     check_curved(found.likelihood)
+    check_finite(found.prior)
+    diagonal = _exact_diagonal(-found.prior, signs)
     if not is_diagonal:
         whole = _exact_diagonal(-(found.likelihood + found.prior), signs)
         if whole is not None:
             check_definite(whole.min())
-            prior = _exact_diagonal(-found.prior, signs)
-            return _of_diagonal(whole, prior, flat.dtype), found.gradient
-    diagonal = _diagonal(lambda v: -products(theta, v).prior, signs)
+            return _of_diagonal(whole, diagonal, flat.dtype), found.gradient
+    if diagonal is None and dim <= _EXACT_DIAGONAL:
+        diagonal = np.diagonal(-products(theta, np.eye(dim)).prior)
+    elif diagonal is None:
+        diagonal = np.mean(signs * -products(theta, signs).prior, axis=0)
     missing = diagonal <= 0
     if is_diagonal or missing.any():
         likelihood = (
@@ -226,18 +229,6 @@ def _of_diagonal(whole: np.ndarray, prior: np.ndarray | None, dtype: tf.DType) -
 
 def _most_rank(dim: int) -> int:
     return max(1, min(_MOST_RANK, _MOST_ENTRIES // dim))
-
-
-def _diagonal(product: Callable[[np.ndarray], np.ndarray], signs: np.ndarray) -> np.ndarray:
-    """Returns the diagonal of a matrix, from random signs if it is large and not diagonal."""
-    dim = signs.shape[1]
-    ones, by_signs = product(np.stack([np.ones(dim), signs[0]]))
-    check_finite(ones)
-    if np.allclose(signs[0] * by_signs, ones, rtol=1e-4, atol=1e-6 * np.abs(ones).max()):
-        return ones
-    if dim <= _EXACT_DIAGONAL:
-        return np.diagonal(product(np.eye(dim)))
-    return np.mean(signs * product(signs), axis=0)
 
 
 def _squared_scores(target: MinibatchLogProb, center: State) -> np.ndarray:

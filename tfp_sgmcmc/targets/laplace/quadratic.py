@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import one_of
 from tfp_sgmcmc.internal.nest import State, flatten_events, num_entries, unflatten_events
-from tfp_sgmcmc.internal.xla import traced
+from tfp_sgmcmc.internal.xla import by_blocks, traced
 from tfp_sgmcmc.targets.base import ExpansionError, kept_program, value_and_gradient
 from tfp_sgmcmc.targets.laplace.low_rank_hessian import (
     ORDER_1,
@@ -318,8 +318,6 @@ class HessianFunction:
     ) -> HessianProducts:
         blocks = -(-len(vectors) // _BLOCK)
         count = -(-len(vectors) // blocks)
-        padded = np.zeros([blocks * count, self._dim])
-        padded[: len(vectors)] = vectors
         run = kept_program(
             self._target,
             f"Hessians times {count} vectors, {with_likelihood=}",
@@ -327,10 +325,8 @@ class HessianFunction:
             lambda: self._compile(count, with_likelihood),
         )
         at = tf.constant(theta, self._dtype)
-        found = [run(at, tf.constant(v, self._dtype)) for v in np.split(padded, blocks)]
-        likelihood, prior, gradient = (
-            np.concatenate(x)[: len(vectors)].astype(np.float64) for x in zip(*found, strict=True)
-        )
+        found = by_blocks(functools.partial(run, at), vectors, count, self._dtype)
+        likelihood, prior, gradient = (x.astype(np.float64) for x in found)
         return HessianProducts(likelihood, prior, gradient[0])
 
     def _compile(self, count: int, with_likelihood: bool) -> Any:

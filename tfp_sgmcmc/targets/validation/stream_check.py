@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tree
 
 from tfp_sgmcmc.covariance.base import covariance_states
-from tfp_sgmcmc.internal.nest import State, chain_of_vector, one_chain, vector_of_chain
+from tfp_sgmcmc.internal.nest import State, chain_of_vector, named_parts, one_chain, vector_of_chain
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.data import assert_finite_rows
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
@@ -108,9 +107,8 @@ def measure_order(target: StreamedLogProb) -> Order | None:
 def _columns(rows: Any) -> dict[str, np.ndarray]:
     """Returns the first 1000 columns of numbers of a batch, `[n]`, by name."""
     found: dict[str, np.ndarray] = {}
-    for path, leaf in tree.flatten_with_path(rows):
+    for name, leaf in named_parts(rows, "batch"):
         values = np.asarray(leaf)
-        name = "batch" + "".join(f"[{key!r}]" for key in path)
         flat = values.reshape(len(values), -1).astype(np.float64)
         for i in range(min(flat.shape[1], _MOST_COLUMNS - len(found))):
             index = ", ".join(str(k) for k in np.unravel_index(i, values.shape[1:]))
