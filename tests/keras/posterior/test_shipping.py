@@ -192,6 +192,27 @@ def test_adapted_preprocessing_is_shipped(name, tmp_path):
     assert_close([served["mean"], served["standard_deviation"]], expected)
 
 
+def test_words_outside_of_a_vocabulary_that_has_no_place_for_them():
+    """Such a model, as of a FeatureSpace, refuses the random rows on which it would be compared."""
+    keras.utils.set_random_seed(1)
+    lookup = keras.layers.StringLookup(vocabulary=["u", "v"], num_oov_indices=0)
+    table = keras.layers.Embedding(2, 2)
+    model = keras.Sequential(
+        [keras.Input([], dtype="string"), lookup, table, keras.layers.Dense(3)]
+    )
+    model.compile(loss=CROSSENTROPY, jit_compile=False)
+    words, labels = tf.constant(["u", "v"] * 4), np.arange(8) % 3
+    sampler = small_models.sampler(
+        lambda target: sgmcmc.SGHMC(target, 1e-3, 1.0, covariance="diag"),
+        num_examples=8,
+        independent_batches=False,
+    )
+    small_models.fit(model, sampler, words, labels, batch_size=4)  # by scores
+    posterior = sampler.posterior
+    shipped = posterior.to_keras_model()
+    assert_close(shipped(words).values(), posterior.predict(words)[:2])
+
+
 @keras.saving.register_keras_serializable("tests")
 class Scaled(keras.layers.Layer):
     """A layer with state that only Python knows."""

@@ -58,7 +58,7 @@ def averaged_model(
         model_copy.check_copy(
             model,
             lambda: internals.forward(model, variables, first, batch, training=False).outputs,
-            layer.outputs_of(batch, 0),
+            lambda: layer.outputs_of(batch, 0),
         )
     return keras.Model(inputs, layer(inputs), name=name or f"{model.name}_posterior")
 
