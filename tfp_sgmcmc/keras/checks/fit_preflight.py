@@ -254,10 +254,9 @@ def check_size(source: Source, num_examples: int) -> None:
     if source.num_examples not in (None, num_examples):
         raise ValueError(
             "num_examples must be the number of training examples, without the validation split. "
-            f"Received: {num_examples}, as given to SamplerCallback or taken from its first fit, "
-            f"but fit was given {source.kind} of {source.num_examples} examples. The posterior of "
-            "other data needs a new callback. If fit shall see only a part of the data, pass "
-            "check_num_examples=False."
+            f"Received: {num_examples}, but fit was given {source.kind} of {source.num_examples} "
+            "examples. If fit shall see only a part of the data, pass check_num_examples=False. A "
+            "callback keeps the number of its first fit; other data need a new callback."
         )
 
 
