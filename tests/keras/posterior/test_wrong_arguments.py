@@ -123,6 +123,7 @@ def test_samples_that_are_not_finite(posterior):
         (np.array([[object()]]), TypeError, "x must have real numbers"),
         ([X, X], ValueError, "x must have an array for each of the 1 inputs"),
         (X[:, :2], ValueError, r"x must have shape \['rows', 3\]"),
+        (X[0], ValueError, r"x must have shape \['rows', 3\].*Received: shape \[3\]"),
         (np.where(X == 2, np.nan, X), ValueError, "x must have finite entries. .* in row 0"),
     ],
 )

@@ -238,8 +238,10 @@ def checked_inputs(model: keras.Model, x: Any) -> Any:
             raise TypeError("x must have real numbers as entries. Received: strings.")
     if len(inputs) == 1:
         expected, found = tf.TensorShape(inputs[0].shape[1:]), tf.TensorShape(leaves[0].shape[1:])
-        by_one = abs((found.rank or 0) - (expected.rank or 0)) == 1  # Keras adds or drops an axis
-        if not by_one and not expected.is_compatible_with(found):
+        taken = [found]
+        taken += [found + [1]] if expected[-1:] == [1] else []  # as Keras adds the last axis,
+        taken += [found[:-1]] if found[-1:] == [1] else []  # or drops it
+        if not any(map(expected.is_compatible_with, taken)):
             raise ValueError(
                 f"x must have shape {['rows', *expected]}, as the model's input. Received: shape "
                 f"{[*leaves[0].shape]}."
