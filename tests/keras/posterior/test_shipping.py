@@ -137,6 +137,22 @@ def test_several_inputs_and_masks_in_sequences():
     assert_close([*posterior.to_keras_model()(x).values()], posterior.predict(x)[:2])
 
 
+@pytest.mark.parametrize("names", [None, ["before", "after"]])
+def test_outputs_of_one_layer_have_names_that_differ(names):
+    """Keras' `output_names` has the layer's name twice."""
+    inputs, layer = [keras.Input([3]), keras.Input([3])], keras.layers.Dense(2, name="shared")
+    outputs = [layer(x) for x in inputs]
+    nest = outputs if names is None else dict(zip(names, outputs, strict=True))
+    model = keras.Model(inputs, nest)
+    samples = [RNG.normal(size=[4, *v.shape]).astype(np.float32) for v in model.trainable_variables]
+    posterior = small_models.posterior_of(model, samples)
+    x = [X[:2], 2 * X[:2]]
+    shipped, mean = posterior.to_keras_model()(x), posterior.predict(x, activation=None).mean
+    for place, name in enumerate(names or ["output_0", "output_1"]):
+        expected = mean[place if names is None else name]
+        assert_close([shipped[f"{name}_mean"]], [expected])
+
+
 def preprocessed(name):
     """Returns inputs of a kind, and layers that were adapted to them."""
     words = np.array([["red fox"], ["red hen"], ["blue hen"], ["fox"]])
