@@ -365,12 +365,22 @@ def num_rows(data: Any) -> int:
 def row_weight(sample_weight: Any, rows: int) -> np.ndarray:
     """Returns weights `[rows]` of examples in double precision; None weights all by 1.
 
+    A dict must hold the weights of one output alone.
+
     Raises:
-      TypeError: they are not numbers.
+      TypeError: they are not numbers, or a dict of other weights.
       ValueError: they have another shape, are not finite, or are negative.
     """
     if sample_weight is None:
         return np.ones([rows])
+    if isinstance(sample_weight, dict):
+        parts = [x for x in keras.tree.flatten(sample_weight) if x is not None]
+        if len(parts) != 1:
+            raise TypeError(
+                "sample_weight must be one array, as the scores are averages over examples. "
+                f"Received: weights of {len(parts)} outputs, {sorted(sample_weight)}."
+            )
+        sample_weight = parts[0]
     try:
         weight = np.asarray(sample_weight, np.float64)
     except (TypeError, ValueError):
