@@ -204,7 +204,7 @@ def check_callbacks(
     given = sum(isinstance(c, type(sampler)) for c in callbacks)
     if given > 1:
         raise ValueError(
-            f"fit must have one {name}, which samples num_chains chains. Received: {given}."
+            f"fit must have one {name}, which samples several chains by chains=. Received: {given}."
         )
     stop = keras.callbacks.EarlyStopping
     if getattr(sampler, "is_annealed", False) and any(isinstance(c, stop) for c in callbacks):
@@ -217,8 +217,9 @@ def check_callbacks(
     backups = [i for i, c in enumerate(callbacks) if isinstance(c, kind)]
     if backups and not stored:
         raise ValueError(
-            "BackupAndRestore saves the model's weights alone, from which a chain cannot go on. "
-            f"Give {name} a directory, which saves all of the chain."
+            f"BackupAndRestore must be left out beside a {name} without output=, because it saves "
+            "the model's weights alone, from which a chain cannot go on. Received: one. "
+            f'{name}(output="run") saves all of the chain.'
         )
     plateau = keras.callbacks.ReduceLROnPlateau
     if stored and any(isinstance(c, plateau) for c in callbacks[callbacks.index(sampler) :]):

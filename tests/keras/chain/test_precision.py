@@ -53,10 +53,10 @@ def score_bounds(kernel, bias, u):
     return np.abs(X)[:, :, None] * of_products[:, None, :], of_delta
 
 
-def estimate(policy):
+def estimate(policy, num_examples=N):
     model, batch = classifier(policy), (tf.constant(X), tf.constant(Y), None)
     internals.build(model, *batch)
-    target = ModelLogProb(model, N, lambda state: tf.zeros([]), batch)
+    target = ModelLogProb(model, num_examples, lambda state: tf.zeros([]), batch)
     state = [tf.constant(w) for w in model.get_weights()]
     return model.get_weights(), target.estimate(state, seed=tf.constant([0, 0]))
 
@@ -75,6 +75,18 @@ def test_gradient_is_rounded_and_no_more(policy):
         # Controls: half precision was used, and the bound is not wide.
         assert error.max() > 1e-5 > np.abs(s - N / B * exact.sum(axis=0)).max()
         assert np.all(bound.sum(axis=0) < 0.5 * np.abs(exact).sum(axis=0))
+
+
+@MIXED
+def test_many_examples_do_not_overflow(policy):
+    """The gradient of N = 24e6 examples is above 65504, the largest number of float16."""
+    (_, few), (_, many) = estimate(policy), estimate(policy, 10**6 * N)
+    for a, b in zip(few.gradient, many.gradient, strict=True):
+        np.testing.assert_allclose(b, 1e6 * a, rtol=1e-5)
+    assert max(np.abs(g).max() for g in many.gradient) > 65504
+    for a, b in zip(few.scores, many.scores, strict=True):
+        a, b = (s.rows() if isinstance(s, FactoredScores) else s for s in (a, b))
+        np.testing.assert_allclose(b, a, rtol=2 * ROUNDING[policy], atol=1e-6)
 
 
 @MIXED

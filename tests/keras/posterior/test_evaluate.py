@@ -142,10 +142,14 @@ def test_several_outputs_with_loss_weights():
     assert found.expected_calibration_error[1] is None
 
 
-def test_scores_that_no_output_has_are_not_shown():
-    by_output = {"a": 0.5, "b": None}
-    shown = str(Evaluation(-1.0, by_output, by_output, *3 * [{"a": None, "b": None}]))
-    assert "accuracy" in shown and "crps" not in shown
+def test_each_score_of_each_output_is_shown():
+    shown = str(Evaluation(-1.0, {"a": 1 / 3, "b": None}, [0.5, None], *3 * [None]))
+    lines = [line.rsplit(maxsplit=1) for line in shown.splitlines()[1:]]
+    assert lines == [
+        ["log predictive density", "-1.0000"],
+        ["accuracy of a", "0.3333"],
+        ["expected calibration error of output 0", "0.5000"],
+    ]
 
 
 def test_masked_steps_and_ignored_classes_do_not_count():

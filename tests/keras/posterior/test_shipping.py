@@ -137,6 +137,22 @@ def test_several_inputs_and_masks_in_sequences():
     assert_close([*posterior.to_keras_model()(x).values()], posterior.predict(x)[:2])
 
 
+@pytest.mark.parametrize("names", [None, ["before", "after"]])
+def test_outputs_of_one_layer_have_names_that_differ(names):
+    """Keras' `output_names` has the layer's name twice."""
+    inputs, layer = [keras.Input([3]), keras.Input([3])], keras.layers.Dense(2, name="shared")
+    outputs = [layer(x) for x in inputs]
+    nest = outputs if names is None else dict(zip(names, outputs, strict=True))
+    model = keras.Model(inputs, nest)
+    samples = [RNG.normal(size=[4, *v.shape]).astype(np.float32) for v in model.trainable_variables]
+    posterior = small_models.posterior_of(model, samples)
+    x = [X[:2], 2 * X[:2]]
+    shipped, mean = posterior.to_keras_model()(x), posterior.predict(x, activation=None).mean
+    for place, name in enumerate(names or ["output_0", "output_1"]):
+        expected = mean[place if names is None else name]
+        assert_close([shipped[f"{name}_mean"]], [expected])
+
+
 def preprocessed(name):
     """Returns inputs of a kind, and layers that were adapted to them."""
     words = np.array([["red fox"], ["red hen"], ["blue hen"], ["fox"]])
@@ -190,6 +206,27 @@ def test_adapted_preprocessing_is_shipped(name, tmp_path):
     loaded = tf.saved_model.load(tmp_path / "exported")
     served = loaded.serve(x)
     assert_close([served["mean"], served["standard_deviation"]], expected)
+
+
+def test_words_outside_of_a_vocabulary_that_has_no_place_for_them():
+    """Such a model, as of a FeatureSpace, refuses the random rows on which it would be compared."""
+    keras.utils.set_random_seed(1)
+    lookup = keras.layers.StringLookup(vocabulary=["u", "v"], num_oov_indices=0)
+    table = keras.layers.Embedding(2, 2)
+    model = keras.Sequential(
+        [keras.Input([], dtype="string"), lookup, table, keras.layers.Dense(3)]
+    )
+    model.compile(loss=CROSSENTROPY, jit_compile=False)
+    words, labels = tf.constant(["u", "v"] * 4), np.arange(8) % 3
+    sampler = small_models.sampler(
+        lambda target: sgmcmc.SGHMC(target, 1e-3, 1.0, covariance="diag"),
+        num_examples=8,
+        independent_batches=False,
+    )
+    small_models.fit(model, sampler, words, labels, batch_size=4)  # by scores
+    posterior = sampler.posterior
+    shipped = posterior.to_keras_model()
+    assert_close(shipped(words).values(), posterior.predict(words)[:2])
 
 
 @keras.saving.register_keras_serializable("tests")

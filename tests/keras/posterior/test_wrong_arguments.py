@@ -123,6 +123,7 @@ def test_samples_that_are_not_finite(posterior):
         (np.array([[object()]]), TypeError, "x must have real numbers"),
         ([X, X], ValueError, "x must have an array for each of the 1 inputs"),
         (X[:, :2], ValueError, r"x must have shape \['rows', 3\]"),
+        (X[0], ValueError, r"x must have shape \['rows', 3\].*Received: shape \[3\]"),
         (np.where(X == 2, np.nan, X), ValueError, "x must have finite entries. .* in row 0"),
     ],
 )
@@ -209,6 +210,11 @@ def test_validation_data_are_checked_before_training(posterior, given):
 def test_other_arguments(posterior, tmp_path):
     with pytest.raises(TypeError, match="sample_weight must be an array of numbers"):
         posterior.evaluate(X, Y, sample_weight=["a", "b"])
+    weight = np.array([1.0, 2.0])
+    with pytest.raises(TypeError, match=r"one array, .* weights of 2 outputs, \['a', 'b'\]"):
+        posterior.evaluate(X, Y, sample_weight={"a": weight, "b": weight})
+    same = (posterior.evaluate(X, Y, sample_weight=w) for w in (weight, {"a": weight}))
+    assert next(same) == next(same)
     with pytest.raises(TypeError, match="y must be an array"):
         posterior.log_likelihood(X, None)
     with pytest.raises(TypeError, match="path must be a string or a path. Received: 3"):

@@ -313,7 +313,7 @@ def test_backup_and_restore(tmp_path, watched):
     """BackupAndRestore is refused alone, and changes nothing before a sampler with a directory."""
     backup = keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
     for callbacks, words in (
-        ([backup, sampler(None)], "Give SamplerCallback a directory"),
+        ([backup, sampler(None)], r"SamplerCallback\(output=\"run\"\) saves all of the chain"),
         ([sampler(tmp_path / "a"), backup], "must come before SamplerCallback"),
     ):
         with pytest.raises(ValueError, match=words):

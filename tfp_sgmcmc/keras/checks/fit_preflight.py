@@ -255,7 +255,8 @@ def check_size(source: Source, num_examples: int) -> None:
         raise ValueError(
             "num_examples must be the number of training examples, without the validation split. "
             f"Received: {num_examples}, but fit was given {source.kind} of {source.num_examples} "
-            "examples. If fit shall see only a part of the data, pass check_num_examples=False."
+            "examples. If fit shall see only a part of the data, pass check_num_examples=False. A "
+            "callback keeps the number of its first fit; other data need a new callback."
         )
 
 

@@ -239,17 +239,17 @@ class ExampleScores:
         return value, gradient, tensors
 
     def scores(
-        self, tensors: list[tuple[tf.Tensor, ...]], num_rows: Any, num_examples: int
+        self, tensors: list[tuple[tf.Tensor, ...]], num_rows: Any, likelihood_scale: Any
     ) -> list[tf.Tensor | FactoredScores]:
         """Returns the scores for each variable.
 
         `tensors` come from `gradient_and_factors` on all replicas, with leading axes of chains if
-        there are several. `num_rows` counts the batch's rows on all replicas.
+        there are several. `num_rows` counts the batch's rows on all replicas. The log posterior
+        there had the log likelihood `likelihood_scale` times.
         """
         dtype = tensors[0][-1].dtype
         width = tf.cast(self._grouping(num_rows)[1], dtype)
-        # The calls belong to the log posterior, which has N/n times the log likelihood.
-        scale = tf.cast(num_rows, dtype) / (num_examples * tf.sqrt(width))
+        scale = 1 / (tf.cast(likelihood_scale, dtype) * tf.sqrt(width))
         variables = self._model.trainable_variables
         return [
             x[0] / tf.sqrt(width) if i in self._mapped_variables else as_scores(x, v.shape, scale)

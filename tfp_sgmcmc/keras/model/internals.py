@@ -231,6 +231,11 @@ def layers(model: keras.Model) -> list[keras.Layer]:
     return list(model._flatten_layers())
 
 
+def has_half_precision(model: keras.Model) -> bool:
+    """Returns whether a layer computes in float16, whose largest number is 65504."""
+    return any(layer.compute_dtype == "float16" for layer in layers(model))
+
+
 def forward(
     model: keras.Model,
     variables: list[keras.Variable],

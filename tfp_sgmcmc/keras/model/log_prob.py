@@ -292,6 +292,8 @@ class ModelLogProb(Target):
         variables = [*self._model.trainable_variables, *others]
         scored = with_scores and probe is None
         shares = self._shares(with_scores)
+        # Multiplied by N / B, the gradients of layers in half precision could overflow.
+        is_half = internals.has_half_precision(self._model)
         if scored:
             self._scores.prepare(self.batch[0], self.num_chains)
 
@@ -308,22 +310,24 @@ class ModelLogProb(Target):
                 found.append(forward)
                 return self._log_likelihood(forward, batch, rows, *shares[:1])
 
+            dtype = state[0].dtype
+            rows = tf.cast(self.num_rows, dtype)
+            scale = tf.cast(shares[1], dtype) if shares else self.num_examples / rows
+
             def log_posterior(state: list[tf.Tensor]) -> tf.Tensor:
                 value = log_likelihood(state, self.batch, self.local_rows)
-                value = tf.cast(value, state[0].dtype)  # Keras' losses are of floatx
-                rows = tf.cast(self.num_rows, value.dtype)
+                value = tf.cast(value, dtype)  # Keras' losses are of floatx
                 log_prior = checked_value("log_prior_fn", self._log_prior_fn(state))
-                log_prior = tf.cast(log_prior, value.dtype)
-                scale = tf.cast(shares[1], value.dtype) if shares else self.num_examples / rows
-                return log_prior / replicas.count() + scale * value
+                log_prior = tf.cast(log_prior, dtype) / replicas.count()
+                return log_prior / scale + value if is_half else log_prior + scale * value
 
             try:
                 if scored:
-                    estimate = self._scores.gradient_and_factors(
+                    value, gradient, more = self._scores.gradient_and_factors(
                         log_posterior, log_likelihood, state, self.batch, self.local_rows
                     )
                 else:
-                    estimate = value_and_gradient(log_posterior, state, probe or None)
+                    value, gradient, more = value_and_gradient(log_posterior, state, probe or None)
             except UnconnectedError as error:
                 path = self._model.trainable_variables[error.place].path
                 raise ValueError(
@@ -331,7 +335,11 @@ class ModelLogProb(Target):
                     f"neither depends on {path}. Set trainable=False in its layer; or use it, as "
                     "by a loss for each output."
                 ) from None
-            return estimate, found[0]  # the pass over the whole batch comes first
+            if is_half:
+                value, gradient = tf.nest.map_structure(lambda t: scale * t, (value, gradient))
+                more = more if scored else tf.nest.map_structure(lambda t: scale * t, more)
+            # The pass over the whole batch comes first.
+            return (value, gradient, more), found[0]
 
         given = (list(state), list(values), [] if probe is None else list(probe), shares)
         if self.num_chains is None:
@@ -349,9 +357,9 @@ class ModelLogProb(Target):
         if not scored:
             return GradientEstimate(gradient, log_prob, (), replicas.total(more), evaluation)
         factors = replicas.gathered(more, axis=lead)
-        scores = self._scores.scores(factors, self.num_rows, self.num_examples)
         total = tf.constant(self.num_examples, state[0].dtype)
         rows = tf.cast(self.num_rows, total.dtype)
+        scores = self._scores.scores(factors, self.num_rows, 1.0 if is_half else total / rows)
         scale = total * tf.maximum(total - rows, 0) / rows
         return GradientEstimate(gradient, log_prob, scores, (), evaluation, noise_scale=scale)
 

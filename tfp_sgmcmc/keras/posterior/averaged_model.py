@@ -38,7 +38,6 @@ def averaged_model(
     is_compiled = model.compiled and model.loss
     classes = compiled_loss.classes(model, outputs) if is_compiled else {}
     observed = likelihoods.with_moments(model, outputs) if is_compiled else {}
-    names = [*getattr(model, "output_names", [])]
     shares = samples.running_shares()
     layer = PosteriorAverage(
         copied,
@@ -46,7 +45,7 @@ def averaged_model(
         len(shares),
         [_link(classes.get(i)) for i in range(len(flat))],
         [observed.get(i) for i in range(len(flat))],
-        names if len(names) == len(flat) else [f"output_{i}" for i in range(len(flat))],
+        _names(model, outputs),
         is_batched,
         name="posterior_average",
     )
@@ -58,9 +57,19 @@ def averaged_model(
         model_copy.check_copy(
             model,
             lambda: internals.forward(model, variables, first, batch, training=False).outputs,
-            layer.outputs_of(batch, 0),
+            lambda: layer.outputs_of(batch, 0),
         )
     return keras.Model(inputs, layer(inputs), name=name or f"{model.name}_posterior")
+
+
+def _names(model: keras.Model, outputs: Any) -> list[str]:
+    """Returns a name for each output: its key in a dict, or the name of its layer."""
+    paths = [path for path, _ in keras.tree.flatten_with_path(outputs)]
+    names = [*getattr(model, "output_names", [])]
+    if isinstance(outputs, dict) and all(len(path) == 1 for path in paths):
+        names = [str(*path) for path in paths]
+    is_unique = len(set(names)) == len(names) == len(paths)  # a layer may be called twice
+    return names if is_unique else [f"output_{i}" for i in range(len(paths))]
 
 
 def _link(classes: Any) -> Any:

@@ -238,8 +238,10 @@ def checked_inputs(model: keras.Model, x: Any) -> Any:
             raise TypeError("x must have real numbers as entries. Received: strings.")
     if len(inputs) == 1:
         expected, found = tf.TensorShape(inputs[0].shape[1:]), tf.TensorShape(leaves[0].shape[1:])
-        by_one = abs((found.rank or 0) - (expected.rank or 0)) == 1  # Keras adds or drops an axis
-        if not by_one and not expected.is_compatible_with(found):
+        taken = [found]
+        taken += [found + [1]] if expected[-1:] == [1] else []  # as Keras adds the last axis,
+        taken += [found[:-1]] if found[-1:] == [1] else []  # or drops it
+        if not any(map(expected.is_compatible_with, taken)):
             raise ValueError(
                 f"x must have shape {['rows', *expected]}, as the model's input. Received: shape "
                 f"{[*leaves[0].shape]}."
@@ -363,12 +365,22 @@ def num_rows(data: Any) -> int:
 def row_weight(sample_weight: Any, rows: int) -> np.ndarray:
     """Returns weights `[rows]` of examples in double precision; None weights all by 1.
 
+    A dict must hold the weights of one output alone.
+
     Raises:
-      TypeError: they are not numbers.
+      TypeError: they are not numbers, or a dict of other weights.
       ValueError: they have another shape, are not finite, or are negative.
     """
     if sample_weight is None:
         return np.ones([rows])
+    if isinstance(sample_weight, dict):
+        parts = [x for x in keras.tree.flatten(sample_weight) if x is not None]
+        if len(parts) != 1:
+            raise TypeError(
+                "sample_weight must be one array, as the scores are averages over examples. "
+                f"Received: weights of {len(parts)} outputs, {sorted(sample_weight)}."
+            )
+        sample_weight = parts[0]
     try:
         weight = np.asarray(sample_weight, np.float64)
     except (TypeError, ValueError):

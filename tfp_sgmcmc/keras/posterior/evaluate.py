@@ -236,12 +236,14 @@ class Evaluation(NamedTuple):
     __repr__, _repr_html_ = shown_by(lambda self: self._table())
 
     def _table(self) -> Table:
-        """Returns the scores that the outputs have."""
-        scores = {name: x for name, x in self._asdict().items() if internals.array_leaves(x)}
-        rows = [
-            (name.replace("_", " "), f"{x:.4f}" if isinstance(x, float) else str(x))
-            for name, x in scores.items()
-        ]
+        """Returns the scores that the outputs have, with a row for each of several outputs."""
+        rows = []
+        for name, nest in self._asdict().items():
+            for path, x in keras.tree.flatten_with_path(nest):
+                place = "/".join(map(str, path))
+                of = f" of {'output ' * place.isdecimal()}{place}" if path else ""
+                if x is not None:
+                    rows.append((name.replace("_", " ") + of, f"{x:.4f}"))
         return Table("", ("score", "value"), rows)
 
 

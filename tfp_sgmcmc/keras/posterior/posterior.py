@@ -398,7 +398,8 @@ class Posterior:
         It has the inputs of the model, and returns a dict of outputs: "mean" and
         "standard_deviation" as in `predict`, and for outputs with a `NegativeLogLikelihood` of
         numbers "predictive_mean", "aleatoric" and "epistemic" (see `Predictive`). With several
-        outputs, the names of outputs stand before these, as in "value_mean".
+        outputs, their names stand before these, as in "value_mean": the keys of a dict, or the
+        names of the layers. Outputs of one layer are "output_0", "output_1" and so on.
 
         `model.save`, `load_model` (in a program that imports `tfp_sgmcmc.keras`) and `model.export`
         work. A SavedModel needs nothing but TensorFlow to load. Samples of `to_dtype("float16")`
