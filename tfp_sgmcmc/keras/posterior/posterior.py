@@ -271,7 +271,9 @@ class Posterior:
         \]
 
         where \( \ell \) is the compiled loss, summed over outputs by `loss_weights`. It is the
-        negative log likelihood that `SamplerCallback` samples with, without regularisers.
+        negative log likelihood that `SamplerCallback` samples with, without regularisers. A loss
+        with `label_smoothing` or `loss_weights` gives densities that compare with those by the same
+        loss only. For others, compile the model again.
 
         Args:
           x: inputs in any form that `predict` takes. Batches of a data set must have labels.
