@@ -513,7 +513,7 @@ def test_numeric_checks_of_tensorflow_do_not_disturb(jit_compile: bool) -> None:
 
 def test_a_pickled_result_has_its_draws(full: Any) -> None:
     """The kernel is left out, because its target has functions that pickle cannot store."""
-    with pytest.raises(AttributeError, match="Can't pickle local object"):
+    with pytest.raises(AttributeError, match="local object"):
         pickle.dumps(full.kernel)
     found = pickle.loads(pickle.dumps(full))
     assert_equal(found.states, full.states)
