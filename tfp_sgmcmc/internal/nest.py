@@ -261,9 +261,8 @@ def flatten_events(x: State, lead_ndims: int) -> tf.Tensor:
 
     def flat(part: tf.Tensor) -> tf.Tensor:
         lead, size = part.shape[:lead_ndims], part.shape[lead_ndims:].num_elements()
-        is_known = lead.is_fully_defined()
-        sizes = list(lead) if is_known else tf.unstack(tf.shape(part)[:lead_ndims])
-        return tf.reshape(part, [*sizes, size])
+        sizes = [tf.shape(part)[i] if n is None else n for i, n in enumerate(lead)]
+        return tf.reshape(part, [*sizes, size])  # which keeps the sizes that are known
 
     parts = [flat(part) for part in tf.nest.flatten(x)]
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)

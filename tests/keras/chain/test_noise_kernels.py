@@ -162,6 +162,16 @@ def test_num_groups_is_checked():
         sampler(KERNELS["NOGIN"]("diag"), num_groups=1)
 
 
+@pytest.mark.parametrize("covariance", ["full", "diag"])
+@pytest.mark.parametrize("kernel", ["NOGIN", "SGHMC"])
+def test_one_chain_with_an_axis_of_chains(kernel, covariance):
+    """Its size, which is known, is kept where the number of rows of a batch is not."""
+    callback = sampler(KERNELS[kernel](covariance), num_chains=1)
+    samples = fit(make_model(jit_compile=False), callback, 5, 2)
+    assert [s.shape for s in samples] == [(6, 1, D, 1), (6, 1, 1)]
+    assert all(np.isfinite(s).all() and np.abs(np.diff(s, axis=0)).min() > 0 for s in samples)
+
+
 @pytest.mark.thorough
 def test_chains_side_by_side():
     """Chains move and differ, and the first starts at the model's weights."""
