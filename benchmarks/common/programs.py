@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -64,7 +64,7 @@ class _Function:
     def __init__(self, programs: list[Program], fn: Callable[..., Any], options: dict[str, Any]):
         self._programs, self._graph = programs, _GRAPH(fn, **options)
         self._is_compiled = bool(options.get("jit_compile"))
-        self._name = fn.__qualname__.replace(".<locals>", "")
+        self._name = getattr(fn, "__qualname__", "a program").replace(".<locals>", "")
         self._made: dict[int, _Concrete] = {}
 
     def get_concrete_function(self, *args: Any) -> Any:
@@ -105,7 +105,7 @@ def _num_operations(concrete: Any) -> int:
 
 
 @contextlib.contextmanager
-def listed() -> Iterator[list[Program]]:
+def listed() -> Generator[list[Program]]:
     """Lists the programs that are run for the first time.
 
     Each is run twice then, so that the block takes longer. Functions that were decorated when their

@@ -69,3 +69,39 @@ def test_a_likelihood_without_curvature_gives_no_advice_on_centers() -> None:
     found = coordinates.whiten_at_mode(problem, start)  # warnings are errors here
     with pytest.warns(UserWarning, match="center must be near a mode"):
         sgmcmc.whiten(problem, found.center)
+
+
+def test_coordinates_at_draws_keep_a_direction_that_single_precision_loses() -> None:
+    """Two columns differ by 1e-4 of their deviation, so that a precision has no room for them.
+
+    Its least eigenvalue, scaled, is 2.5e-9, less than the rounding of a number.
+    """
+    rng = np.random.default_rng(1)
+    first = rng.normal(size=1000)
+    x = np.stack([np.ones(1000), first, first + 1e-4 * rng.normal(size=1000)], -1)
+    x, y = x.astype(np.float32), rng.normal(size=1000).astype(np.float32)
+    problem = sgmcmc.MinibatchLogProb(
+        lambda w: tf.reduce_sum(-0.5e-6 * w**2, -1),
+        sgmcmc.LinearModel(lambda eta, y: -0.5 * (y - eta) ** 2),
+        (x, y),
+        10,
+    )
+    double = x.astype(np.float64)
+    precision = double.T @ double + 1e-6 * np.eye(3)
+    mode, factor = (
+        np.linalg.solve(precision, double.T @ y),
+        np.linalg.cholesky(np.linalg.inv(precision)),
+    )
+    center = tf.constant(mode, tf.float32)
+    before = coordinates.Coordinates(problem, None, center, factor, precision, "hessian", 0)
+    at_draws = coordinates.whiten_at_draws(problem, before, rng.standard_normal([200, 4, 3]))
+    by_normal = coordinates.whiten_by_normal(problem, before, mode, factor)
+    given = sgmcmc.whiten(problem, center, hessian=-precision)
+    standard = coordinates.standardize(problem, center, -precision)
+    for target, bijector in (at_draws[:2], by_normal[:2], given, standard):
+        matrix = bijector.forward(tf.eye(3)) - bijector.forward(tf.zeros([3]))
+        matrix = matrix.numpy().T.astype(np.float64)
+        np.testing.assert_allclose(matrix.T @ precision @ matrix, np.eye(3), atol=0.03)
+        if target is not standard[0]:  # which knows no curvature
+            expected = matrix.T @ double.T @ double @ matrix
+            np.testing.assert_allclose(-target.curvature.likelihood, expected, atol=0.03)

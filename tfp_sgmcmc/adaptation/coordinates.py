@@ -25,6 +25,7 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
     hessian_products,
     least_eigenvalue,
     precision_of,
+    quadratic_in,
     quadratic_of,
     root_of_inverse,
     to_unit_diagonal,
@@ -263,8 +264,7 @@ def _by_precision(
     num_passes: int,
 ) -> Coordinates:
     """Returns coordinates in which `precision`, `[D, D]`, is I."""
-    hessians = (found.likelihood, -precision)
-    quadratic = Quadratic(*(tf.constant(h, _dtype(center)) for h in hessians))
+    quadratic = quadratic_in(_dtype(center), found._replace(posterior=-precision))
     return _by_quadratic(problem, center, quadratic, precision, kind, num_passes)
 
 
@@ -293,11 +293,12 @@ def standardize(
     The target does not know its curvature at z = 0, unlike `whiten`'s. The bijector from z follows.
     """
     dtype = _dtype(center)
-    posterior = tf.constant(hessian, dtype)
-    quadratic: Quadratic | LowRankHessian = Quadratic(tf.zeros_like(posterior), posterior)
+    quadratic: Quadratic | LowRankHessian
     if hessian.ndim == 1:
-        dim = len(hessian)
-        quadratic = LowRankHessian(-posterior, tf.zeros([dim, 0], dtype), tf.zeros([0], dtype))
+        parts = (-hessian, np.zeros([len(hessian), 0]), np.zeros(0))
+        quadratic = LowRankHessian(*(tf.constant(x, dtype) for x in parts))
+    else:
+        quadratic = quadratic_in(dtype, Hessians(0 * hessian, hessian, 0 * hessian[0]))
     bijector = laplace_bijector(problem.bijector, center, quadratic)
     return problem.with_bijector(bijector), bijector
 

@@ -18,6 +18,7 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
     hessian_products,
     least_eigenvalue,
     quadratic_at,
+    quadratic_in,
 )
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
 
@@ -247,5 +248,5 @@ def _given(target: MinibatchLogProb, center: State, hessian: Any) -> Quadratic:
     fits = given.shape == (flat.shape[0],) * 2 and np.allclose(given, given.T)
     require("hessian", f"shape {given.shape}", fits, expected)
     check_definite(least_eigenvalue(-given))
-    likelihood = hessian_products(target, center).matrices(flat.numpy()).likelihood
-    return Quadratic(*(tf.constant(h, flat.dtype) for h in (likelihood, given)))
+    found = hessian_products(target, center).matrices(flat.numpy())
+    return quadratic_in(flat.dtype, found._replace(posterior=given))

@@ -436,5 +436,11 @@ def quadratic_of(found: Hessians, dtype: tf.DType) -> Quadratic:
     check_finite(found.posterior)
     check_curved(found.likelihood)
     check_definite(least_eigenvalue(-found.posterior))
-    in_double = found if found.is_resolved else None
-    return Quadratic(*(tf.constant(h, dtype) for h in found[:2]), in_double)
+    if found.is_resolved:
+        return quadratic_in(dtype, found)
+    return Quadratic(*(tf.constant(h, dtype) for h in found[:2]))
+
+
+def quadratic_in(dtype: tf.DType, found: Hessians) -> Quadratic:
+    """Returns the expansion with these Hessians, also of flat directions that `dtype` loses."""
+    return Quadratic(*(tf.constant(h, dtype) for h in found[:2]), found)

@@ -25,8 +25,6 @@ from tfp_sgmcmc.targets.streaming.linear_blocks import is_simple
 from tfp_sgmcmc.targets.streaming.pooled import PooledLogProb
 
 _MOST_STEPS = 100
-_MOST_REFINEMENTS = 5
-_SAME = 0.05  # relative changes of a precision that end its refinement
 _LITTLE_DAMPING = 1e-6  # of steps from a state near the mode
 
 
@@ -55,24 +53,21 @@ def pilot_mode(
     rows, count = tf.nest.map_structure(tf.convert_to_tensor, rows), len(tf.nest.flatten(rows)[0])
 
     def refined(theta: np.ndarray, precision: np.ndarray) -> np.ndarray:
-        """Returns the precision at theta, anew in whitened coordinates until that changes little.
+        """Returns the precision at theta, of which rounding hides flat directions, seen better.
 
-        Rounding hides flat directions of the first one; each time they are seen better.
+        It is evaluated anew in coordinates that the given one whitens. What one such evaluation
+        does not see is too flat for a pool.
         """
-        for _ in range(_MOST_REFINEMENTS):
-            scaled, scale = to_unit_diagonal(precision)
-            values, vectors = np.linalg.eigh(scaled)
-            if values[0] > derivatives.resolution**0.5:
-                break
-            lengths = np.sqrt(np.maximum(values, derivatives.resolution))
-            factor = vectors / lengths / scale[:, np.newaxis]
-            sums = sums_in_memory(rows, None, theta, derivatives, factor).times(total / count)
-            hessian = with_prior(model, sums, theta, initial_state).hessian
-            assert hessian is not None
-            precision, before = -(hessian + hessian.T) / 2, precision
-            if np.abs(factor.T @ (precision - before) @ factor).max() < _SAME:
-                break
-        return precision
+        scaled, scale = to_unit_diagonal(precision)
+        values, vectors = np.linalg.eigh(scaled)
+        if values[0] > derivatives.resolution**0.5:
+            return precision
+        lengths = np.sqrt(np.maximum(values, derivatives.resolution))
+        factor = vectors / lengths / scale[:, np.newaxis]
+        sums = sums_in_memory(rows, None, theta, derivatives, factor).times(total / count)
+        hessian = with_prior(model, sums, theta, initial_state).hessian
+        assert hessian is not None
+        return -(hessian + hessian.T) / 2
 
     def sums_of(part: Any) -> Callable[[np.ndarray], Sums]:
         scale = total / len(tf.nest.flatten(part)[0])
@@ -96,7 +91,7 @@ def pilot_mode(
         mode, _ = find_center(pilot, initial_state)
     flat = flatten_events(mode, 0).numpy()
     curvature = hessian_products(pilot, mode).matrices(flat).posterior
-    return flat.astype(np.float64), refined(flat.astype(np.float64), -curvature)
+    return flat.astype(np.float64), -curvature
 
 
 def ascent(
