@@ -16,7 +16,7 @@ from tfp_sgmcmc.targets import MinibatchLogProb, find_center, whiten
 from tfp_sgmcmc.targets.base import ExpansionError, kept_program
 from tfp_sgmcmc.targets.laplace.laplace import laplace_bijector, whiten_by
 from tfp_sgmcmc.targets.laplace.low_rank_hessian import LowRankHessian
-from tfp_sgmcmc.targets.laplace.mode import MAX_ITERATIONS
+from tfp_sgmcmc.targets.laplace.mode import MAX_ITERATIONS, MOST_NEWTON_DIMENSIONS
 from tfp_sgmcmc.targets.laplace.newton import NEAR_ENOUGH
 from tfp_sgmcmc.targets.laplace.quadratic import (
     MOST_DIMENSIONS,
@@ -34,6 +34,7 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
 _RIDGE = 100.0  # nats; where more is expected, it is no ridge
 _SHARES = (1.0, 0.5, 0.0)  # of the user's start, where the search for a mode begins
 _FEW_STEPS = 50  # of a search for a mode, where Hessians take long
+_NEWTON_STEPS, _NEAR = 4, 0.03  # steps to the mode end within so many deviations of it
 # Eigenvalues of a Hessian with unit diagonal that rounding does not explain.
 _LEAST = {tf.float32: 1e-6, tf.float64: 1e-11}
 _ROUNDED = 100  # times that; a smaller eigenvalue, of either sign, may be rounding
@@ -92,7 +93,7 @@ def _whiten_at(problem: MinibatchLogProb, state: State, center: State, passes: i
             raise prior_scale.NotNearGaussian(str(error)) from error
         return Coordinates(target, bijector, center, None, None, "low rank", passes)
     try:
-        found = hessian_products(problem, center).matrices(flatten_events(center, 0).numpy())
+        center, found, more = _newton(problem, center)
     except (LookupError, NotImplementedError) as error:
         if isinstance(error, KeyError | IndexError):  # of the user's functions, not of TensorFlow
             raise
@@ -104,7 +105,7 @@ def _whiten_at(problem: MinibatchLogProb, state: State, center: State, passes: i
             "branch that tf.where leaves out"
         )
         raise prior_scale.NotNearGaussian(reason, has_shape=False)
-    precision, passes, dtype = -found.posterior, passes + dim, _dtype(center)
+    precision, passes, dtype = -found.posterior, passes + more, _dtype(center)
     eigenvalue = least_eigenvalue(precision)
     if not eigenvalue > _LEAST[dtype] and not found.is_resolved:
         scaled, scale = to_unit_diagonal(precision)
@@ -178,6 +179,40 @@ def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:
         reason = f"no mode was found ({failure})"
         raise prior_scale.NotNearGaussian(reason, has_shape=False) from failure
     return best[0], passes
+
+
+def _newton(problem: MinibatchLogProb, center: State) -> tuple[State, Hessians, int]:
+    """Returns a center nearer to the mode, the Hessians there, and the passes over the data.
+
+    The Hessian is needed anyway. Newton's steps end where they stop getting shorter, as at kinks.
+    """
+    products = hessian_products(problem, center)
+    flat = flatten_events(center, 0).numpy()
+    found, count = products.matrices(flat), 1
+    step, length = _step(found)
+    for _ in range(_NEWTON_STEPS if len(flat) <= MOST_NEWTON_DIMENSIONS else 0):
+        if not _NEAR < length < np.inf:
+            break
+        moved = (flat + step).astype(flat.dtype)
+        there, count = products.matrices(moved), count + 1
+        step, shorter = _step(there)
+        if not shorter < 0.5 * length:
+            break
+        flat, found, length = moved, there, shorter
+    return unflatten_events(flat, center, 0), found, count * len(flat)
+
+
+def _step(found: Hessians) -> tuple[np.ndarray, float]:
+    """Returns Newton's step and its length in standard deviations, infinite without a mode."""
+    precision = -found.posterior
+    if not np.isfinite(precision).all():
+        return 0 * found.gradient, np.inf
+    scaled, scale = to_unit_diagonal(precision)
+    eigenvalues, vectors = np.linalg.eigh(scaled)
+    if not eigenvalues[0] > 1e-12 * eigenvalues[-1]:
+        return 0 * found.gradient, np.inf
+    step = vectors @ ((vectors.T @ (found.gradient / scale)) / eigenvalues) / scale
+    return step, float(np.sqrt(max(step @ found.gradient, 0.0)))
 
 
 def _rounded(dtype: tf.DType, eigenvalue: float) -> prior_scale.NotNearGaussian:
