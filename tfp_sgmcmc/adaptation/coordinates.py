@@ -185,6 +185,8 @@ def _newton(problem: MinibatchLogProb, center: State) -> tuple[State, Hessians, 
     """Returns a center nearer to the mode, the Hessians there, and the passes over the data.
 
     The Hessian is needed anyway. Newton's steps end where they stop getting shorter, as at kinks.
+    Where rounding hides flat directions, only a Hessian that is evaluated anew tells how far away
+    the mode is.
     """
     products = hessian_products(problem, center)
     flat = flatten_events(center, 0).numpy()
