@@ -41,6 +41,9 @@ CALLS: dict[str, Callable[[int, Any], Any]] = {
     "sample_chain": lambda seed, _: sgmcmc.sample_chain(
         KERNEL, START, 100 + seed, num_chains=2, seed=seed, **QUIET
     ),
+    "NOGIN": lambda seed, _: sgmcmc.sample_chain(
+        sgmcmc.NOGIN(TARGET, 1e-3 * (1 + seed), 1.0), START, 100, num_chains=2, seed=seed, **QUIET
+    ),
     "preflight": lambda seed, _: sgmcmc.preflight(TARGET, START + 0.1 * seed, kernel=KERNEL),
     "find_center": lambda seed, _: sgmcmc.find_center(TARGET, START + 0.1 * seed),
     "L-BFGS": lambda seed, _: sgmcmc.find_center(TARGET, START + 0.1 * seed, "lbfgs", seed=seed),

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.internal.nest import State, by_part, chain_of_vector, one_chain, vector_of_chain
 from tfp_sgmcmc.internal.xla import traced
-from tfp_sgmcmc.targets.base import GradientEstimate, Target
+from tfp_sgmcmc.targets.base import GradientEstimate, Target, kept_program
 from tfp_sgmcmc.targets.laplace.curvature import largest_curvature
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 
@@ -88,13 +88,20 @@ def estimate_initial_distance(
     chains = tuple(int(n) for n in target.chain_shape(state))
     ndims, state = len(chains), one_chain(state, chains, 0)
     carried = target.bootstrap(state)
-    graph = traced(
-        lambda seed, own, *probe: target.estimate(state, seed, own, *(probe or (None,)), False)
+    graph = kept_program(
+        target,
+        f"estimates from {getattr(target, 'batch_size', 1)} examples, {epochs_of(target)}",
+        state,
+        lambda: traced(
+            lambda state, seed, own, *probe: target.estimate(
+                state, seed, own, *(probe or (None,)), with_scores=False
+            )
+        ),
     )
 
     def estimate(i: int, *probe: State) -> GradientEstimate:
         nonlocal carried
-        found = graph(tf.constant([0, i]), carried, *probe)
+        found = graph(state, tf.constant([0, i]), carried, *probe)
         carried = found.target_state
         return found
 
