@@ -115,6 +115,7 @@ def test_a_small_share_that_is_wide_counts() -> None:
         ((0.01,), (20.0,), 8, (1, None)),
         ((0.01, 0.01), (3.0, 50.0), 8, (2, None)),  # few draws mostly find too little
         ((0.01, 0.05), (3.0, 50.0), 8, (2, 0.05)),
+        ((0.01,), (3.0,), 30_000, (1, None)),  # a second look would take long
         ((0.1, 0.004), (3.0, 3.0), 8, (2, None)),
         ((0.1, 0.1), (3.0, 50.0), 8, (2, 0.1)),  # known well enough
         ((0.1, 0.1, 0.01), (3.0, 3.0, 3.0), 8, (3, None)),

@@ -18,6 +18,7 @@ from tfp_sgmcmc.targets.laplace.laplace import parameters_bijector
 _SCALES = (2.0, 4.0, 8.0, 16.0, 32.0)  # of wide draws, in deviations of the proposal
 NUM_WIDE, _MORE = 1000, 5  # draws that are wide along all entries, and as many along one; again
 _FEWEST_EFFECTIVE, _MOST_TERMS = 10.0, 1e9  # draws; rows of data times wide draws
+_FEW_TERMS = 1e8  # the same, of a second look at a share that seems small
 _MOST_LOG = 600.0  # of a weight; a larger one would overflow
 _RARE = 30.0  # posterior over proposal; thousands of proposals hardly come where it is larger
 _MOST_SHARE = 0.02  # of the posterior where proposals hardly come
@@ -255,7 +256,8 @@ def place_beyond(
         if far.is_small and (is_known or far.is_small_by(_CLEARLY)):
             return None
         is_known &= num_wide > NUM_WIDE
-        if is_known or _MORE * num_wide * problem.num_examples > _MOST_TERMS:
+        most = _FEW_TERMS if far.is_small else _MOST_TERMS
+        if is_known or _MORE * num_wide * problem.num_examples > most:
             break
     return None if far.is_small else (beyond(problem, center, base, far), far)
 
