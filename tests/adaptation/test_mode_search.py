@@ -126,6 +126,22 @@ def test_modes_of_a_pool_of_rows_are_not_mixed(is_pool: bool) -> None:
     assert len(selector.places) == 1 and len(selector._others) == (not is_pool)
 
 
+@pytest.mark.parametrize(("far", "num_places"), [(None, 0), ([[10.0], [-25.0]], 1)])
+def test_a_mode_of_a_pool_counts_if_the_log_posterior_of_all_rows_has_one(
+    far: Any, num_places: int
+) -> None:
+    """The pool's mode is at -10, and that of all rows somewhere beyond, or nowhere."""
+    target = target_of(mixture([0.4, 0.6], [[-10.0], [10.0]], [[1.0], [1.0]]))
+    pool = PooledLogProb(target, np.zeros(1, np.float32), np.ones(1, np.float32))
+    exact = tfd.MultivariateNormalDiag([10.0], [1.0])
+    if far is not None:
+        exact = mixture([0.6, 0.4], far, [[1.0], [5.0]])
+    options = 4, tf.constant([0, 1]), False, exact.log_prob
+    selector = KernelSelector(pool, tf.fill([1], 8.0), *options)
+    selector._at_heaviest_mode()
+    assert len(selector.places) == num_places
+
+
 def test_rounds_that_climb_side_by_side_end_where_single_ones_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -29,6 +29,7 @@ from tfp_sgmcmc.diagnostics.weighted_sample import (
     fit_weighted_sample,
     weigh,
 )
+from tfp_sgmcmc.targets.streaming.pooled import PooledLogProb
 
 tfb, tfd = tfp.bijectors, tfp.distributions
 NUM_DRAWS, NUM_SEEDS = 2000, 20
@@ -110,8 +111,12 @@ def test_a_small_share_that_is_wide_counts() -> None:
 @pytest.mark.parametrize(
     ("shares", "effective", "num_examples", "looks"),
     [
-        ((0.01,), (3.0,), 8, (1, None)),
-        ((0.1, 0.01), (3.0, 3.0), 8, (2, None)),
+        ((0.004,), (3.0,), 8, (1, None)),
+        ((0.01,), (20.0,), 8, (1, None)),
+        ((0.01, 0.01), (3.0, 50.0), 8, (2, None)),  # few draws mostly find too little
+        ((0.01, 0.05), (3.0, 50.0), 8, (2, 0.05)),
+        ((0.01,), (3.0,), 30_000, (1, None)),  # a second look would take long
+        ((0.1, 0.004), (3.0, 3.0), 8, (2, None)),
         ((0.1, 0.1), (3.0, 50.0), 8, (2, 0.1)),  # known well enough
         ((0.1, 0.1, 0.01), (3.0, 3.0, 3.0), 8, (3, None)),
         ((0.1, 0.1, 0.05), (3.0, 3.0, 3.0), 8, (3, 0.05)),
@@ -282,6 +287,29 @@ def test_a_shelf_leads_to_nuts() -> None:
     with pytest.raises(NotNearGaussian, match="wide draws find about"):
         selector(1000)
     assert [isinstance(place, Place) for place in selector.places] == [True]
+
+
+@pytest.mark.parametrize("is_real", [False, True])
+def test_a_shelf_of_a_pool_counts_if_the_log_posterior_of_all_rows_has_one(is_real: bool) -> None:
+    """Far from its center, a pool is not the posterior of all rows."""
+    deviations = np.array([1.0, 15.0], np.float32)
+    law = tfd.MixtureSameFamily(
+        tfd.Categorical(probs=np.array([0.9, 0.1], np.float32)), tfd.Normal(0.0, deviations)
+    )
+    data = np.zeros(1, np.float32)
+    target = sgmcmc.MinibatchLogProb(
+        tf.zeros_like, lambda x, batch: law.log_prob(x)[..., tf.newaxis] + batch, data
+    )
+    exact = law if is_real else tfd.Normal(0.0, 1.0)
+    options = 4, tf.constant([0, 1]), False, exact.log_prob
+    pool = PooledLogProb(target, data, np.ones(1, np.float32))
+    selector = kernel_selector.KernelSelector(pool, tf.constant(0.0), *options)
+    if is_real:
+        with pytest.raises(NotNearGaussian, match="wide draws find about"):
+            selector(1000)
+    else:
+        assert selector(1000).choices.sampler == "IndependentMetropolis"
+    assert len(selector.places) == is_real
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,20 @@ def test_bijector_from_vector_to_matrix() -> None:
         target(tf.eye(4, dtype=tf.float64))
 
 
+def test_an_error_of_a_bijector_is_told_also_where_its_inverse_fails() -> None:
+    """`FillScaleTriL` shifts the diagonal in float32, and its inverse takes matrices alone."""
+    target = sgmcmc.MinibatchLogProb(
+        lambda factor: 0 * factor[..., 0, 0],
+        lambda factor, batch: 0 * factor[..., 0, :1] + batch,
+        np.zeros(3),
+        bijector=tfb.FillScaleTriL(),
+    )
+    with pytest.raises(
+        ValueError, match=r"bijector fill_scale_tril .* shape \(6,\).* dtype float32"
+    ):
+        target(tf.zeros([6], tf.float64))
+
+
 Y = np.array([0.4, 1.3, 0.2, 0.9, 1.7, 0.8])
 ONE = tf.ones([], tf.float64)
 

@@ -66,6 +66,7 @@ def independent_draws(
     num_results: int,
     num_chains: int,
     has_other_mode: bool = False,
+    exact_fn: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> tuple[PreparedKernel | None, Coordinates]:
     """Returns `IndependentMetropolis` with a fitted proposal, and coordinates for other kernels.
 
@@ -82,6 +83,8 @@ def independent_draws(
       num_chains: number of chains.
       has_other_mode: whether another mode is known, so that what lies beyond the proposal is not
         looked for.
+      exact_fn: flat states, `[S, D]` -> log posterior, where that of `problem`, a pool of rows, is
+        exact near the mode only; or None.
 
     Raises:
       NotNearGaussian: no normal distribution is near to the posterior of few data, or one is near
@@ -119,7 +122,7 @@ def independent_draws(
         if normal is not None and normal.converged:
             found = whiten_by_normal(problem, found, normal.mean, normal.factor)
         return None, found
-    beyond = problem, found.center, log_prob_fn, sample, rng
+    beyond = problem, found.center, log_prob_fn, sample, rng, exact_fn
     if not has_other_mode and (missed := place_beyond(*beyond)) is not None:
         place, far = missed
         raise NotNearGaussian(str(far), place=place)

@@ -27,6 +27,7 @@ from tfp_sgmcmc.adaptation.mode_search import (
     exchanged,
     far_starts,
     find_other_mode,
+    has_dip,
     value_and_gradient_of_z,
 )
 from tfp_sgmcmc.adaptation.noncentering import repeats_prior
@@ -63,6 +64,8 @@ class KernelSelector:
       num_chains: number of chains.
       seed: the seed of all that is drawn before the run.
       jit_compile: whether XLA compiles the steps.
+      exact_log_prob_fn: for a pool of rows, the log posterior of all rows, a function of states
+        `[S, ...]`. None: not known.
 
     Attributes:
       places: parts of the posterior that draws may miss.
@@ -75,8 +78,9 @@ class KernelSelector:
         num_chains: int,
         seed: tf.Tensor,
         jit_compile: bool,
+        exact_log_prob_fn: Callable[[State], tf.Tensor] | None = None,
     ):
-        self._problem, self._state = problem, state
+        self._problem, self._state, self._exact_log_prob_fn = problem, state, exact_log_prob_fn
         flat = flatten_events(state, 0)
         pilot_seed, self._noise_seed, self._mode_seed = random.split(seed, 3)
         self._num_chains = num_chains
@@ -122,7 +126,8 @@ class KernelSelector:
                 return mixture
         has_other_mode = bool(self.places)
         try:
-            independent, found = independent_draws(self._problem, found, *options, has_other_mode)
+            beyond = has_other_mode, self._exact_fn(found.center)
+            independent, found = independent_draws(self._problem, found, *options, *beyond)
         except NotNearGaussian as reason:
             # Wide draws may find a narrow mode that no climb from dispersed starts came to.
             others = self._modes_from(reason.place, found, found.factor)
@@ -243,12 +248,37 @@ class KernelSelector:
         def exchange(z: np.ndarray, rng: np.random.Generator) -> np.ndarray:
             return (exchanged(center + z @ factor.T, parts, rng) - center) @ inverse.T
 
+        exact_fn, dismissed = self._exact_fn(like), list[np.ndarray]()
+
         def refine(other: OtherMode) -> OtherMode | None:
-            return self._with_mass(found, factor, at, other)
+            mode = self._with_mass(found, factor, at, other)
+            if mode is None or any(np.linalg.norm(mode.z - z) < _SAME for z in dismissed):
+                return None
+            line = np.linspace(0, 1, NUM_STARTS + 1)[:, np.newaxis] * (factor @ mode.z)
+            if exact_fn is None or has_dip(exact_fn(center + line)):
+                return mode
+            dismissed.append(mode.z)
+            return None
 
         options = like, factor, runs.jit_compile
         at = self._timed(value_and_gradient_of_z(self._problem, *options))
         return Search(at, ends, refine, exchange)
+
+    def _exact_fn(self, like: State) -> Callable[[np.ndarray], np.ndarray] | None:
+        """Returns the log posterior of all rows, a function of flat states, if it needs a pass.
+
+        Far from its center a pool of rows may have modes that the posterior has not.
+        """
+        exact, problem = self._exact_log_prob_fn, self._problem
+        if exact is None or not isinstance(problem, PooledLogProb):
+            return None
+        dtype = flatten_events(like, 0).dtype
+
+        def of_flat(flat: np.ndarray) -> np.ndarray:
+            states = unflatten_events(tf.constant(flat, dtype), like, 0)
+            return exact(problem.state_of_pool(states)).numpy()
+
+        return of_flat
 
     def _timed(
         self, at: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]

@@ -126,9 +126,14 @@ def find_other_mode(
     share = np.linspace(0, 1, len(z))[:, np.newaxis]
     for i in sorted(others, key=lambda i: -heights[i]):
         between, _ = value_and_gradient_fn(share * z[i])
-        if not between.min() > min(log_probs[0], log_probs[i]) - _DIP:
+        if has_dip(between):
             return OtherMode(float(distances[i]), float(heights[i]), z[i])
     return None
+
+
+def has_dip(log_probs: np.ndarray) -> bool:
+    """Returns whether log posteriors along a line are somewhere lower than at both of its ends."""
+    return not log_probs.min() > min(log_probs[0], log_probs[-1]) - _DIP
 
 
 def climb(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,10 +18,12 @@ from tfp_sgmcmc.targets.laplace.laplace import parameters_bijector
 _SCALES = (2.0, 4.0, 8.0, 16.0, 32.0)  # of wide draws, in deviations of the proposal
 NUM_WIDE, _MORE = 1000, 5  # draws that are wide along all entries, and as many along one; again
 _FEWEST_EFFECTIVE, _MOST_TERMS = 10.0, 1e9  # draws; rows of data times wide draws
+_FEW_TERMS = 1e8  # the same, of a second look at a share that seems small
 _MOST_LOG = 600.0  # of a weight; a larger one would overflow
 _RARE = 30.0  # posterior over proposal; thousands of proposals hardly come where it is larger
 _MOST_SHARE = 0.02  # of the posterior where proposals hardly come
 _MOST_SPREAD = 0.2  # what it adds to variances, so that standard deviations are 10 % too small
+_CLEARLY = 4.0  # times smaller, so that a few draws are enough to tell
 _LEAST_VISITS = 30  # of a place whose share of the posterior is not known
 _FEWEST_VISITS, _NOTED_SHARE = 5, 0.02  # of others, and the error of the share that is accepted
 _NOTED_DEVIATION = 0.05  # the relative error of a standard deviation that is accepted
@@ -127,7 +128,11 @@ class FarMass(NamedTuple):
     @property
     def is_small(self) -> bool:
         """Whether means and standard deviations without it are good enough."""
-        return self.share <= _MOST_SHARE and self.spread <= _MOST_SPREAD
+        return self.is_small_by(1.0)
+
+    def is_small_by(self, factor: float) -> bool:
+        """Whether that is so with a factor to spare."""
+        return factor * self.share <= _MOST_SHARE and factor * self.spread <= _MOST_SPREAD
 
     def __str__(self) -> str:
         return (
@@ -142,7 +147,7 @@ def far_mass(
     sample: WeightedSample,
     rng: np.random.Generator,
     num_wide: int = NUM_WIDE,
-    is_own: Callable[[np.ndarray], np.ndarray] | None = None,
+    corrected_fn: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
 ) -> FarMass:
     r"""Returns how much of a posterior is where a proposal q hardly comes, by far wider draws.
 
@@ -161,7 +166,8 @@ def far_mass(
       sample: weighted draws of q, whose weights are reliable.
       rng: a generator of random numbers.
       num_wide: number of draws that are wide along all entries, and of those along one.
-      is_own: x, `[S, D]` -> which of them have a density of their own, `[S]`. None: all.
+      corrected_fn: called where much of the posterior seems to be, with x and `log_prob_fn` there;
+        returns the log posterior. None: `log_prob_fn` needs no correction.
     """
     base = sample.proposal.as_one()
     mean, factor, dim = base.mean, base.factor, len(base.mean)
@@ -185,12 +191,17 @@ def far_mass(
     log_dets = np.log(np.diag(factor)).sum()
     densities = log_q, *(x - log_dets for x in _wide_log_probs(z, along))
     log_mixture = np.logaddexp.reduce([c + x for c, x in zip(counts, densities, strict=True)])
-    mass = np.exp(np.minimum(log_ratio + log_q - log_mixture, _MOST_LOG)) / len(draws)
-    mass = np.where(log_ratio > np.log(_RARE), mass, 0.0)
+
+    def mass_of() -> np.ndarray:
+        mass = np.exp(np.minimum(log_ratio + log_q - log_mixture, _MOST_LOG)) / len(draws)
+        return np.where(log_ratio > np.log(_RARE), mass, 0.0)
+
+    mass = mass_of()
     (heavy,) = np.nonzero(mass[len(sample.draws) :])
-    if is_own is not None and len(heavy):
-        heavy += len(sample.draws)
-        mass[heavy] *= is_own(draws[heavy])
+    if corrected_fn is not None and len(heavy):
+        there = len(sample.draws) + heavy
+        log_ratio[there] += corrected_fn(draws[there], log_probs[heavy]) - log_probs[heavy]
+        mass = mass_of()
     if not (total := mass.sum()) > 0:
         return FarMass(0.0, 0.0, np.inf, 0.0, 0.0)
     distances = np.linalg.norm(z, axis=1)
@@ -222,23 +233,33 @@ def place_beyond(
     log_prob_fn: Callable[[np.ndarray], np.ndarray],
     sample: WeightedSample,
     rng: np.random.Generator,
+    exact_fn: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> tuple[Place, FarMass] | None:
     """Returns the place that a proposal does not reach and what is there, or None if that is small.
 
     What few wide draws find is looked at with five times as many others, and again if a few of
-    these have most of it. States that rounding maps to the parameters of another state have no
-    density of their own, so it is taken as zero.
+    these have most of it: a part that few of them reach is mostly estimated too small. States that
+    rounding maps to the parameters of another state have no density of their own, so it is taken as
+    zero. With `exact_fn`, x -> log posterior, `[S]`, the given one is only near to it.
     """
     base = sample.proposal.as_one()
-    is_own = functools.partial(has_own_parameters, problem.bijector, center, base)
+
+    def corrected(x: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
+        is_own = has_own_parameters(problem.bijector, center, base, x)
+        if exact_fn is not None and is_own.any():
+            log_probs = exact_fn(x)
+        return np.where(is_own, log_probs, -np.inf)
+
     for num_wide in (NUM_WIDE, _MORE * NUM_WIDE, _MORE**2 * NUM_WIDE):
-        far = far_mass(log_prob_fn, sample, rng, num_wide, is_own)
-        if far.is_small:
+        far = far_mass(log_prob_fn, sample, rng, num_wide, corrected)
+        is_known = far.num_effective >= _FEWEST_EFFECTIVE
+        if far.is_small and (is_known or far.is_small_by(_CLEARLY)):
             return None
-        is_known = num_wide > NUM_WIDE and far.num_effective >= _FEWEST_EFFECTIVE
-        if is_known or _MORE * num_wide * problem.num_examples > _MOST_TERMS:
+        is_known &= num_wide > NUM_WIDE
+        most = _FEW_TERMS if far.is_small else _MOST_TERMS
+        if is_known or _MORE * num_wide * problem.num_examples > most:
             break
-    return beyond(problem, center, base, far), far
+    return None if far.is_small else (beyond(problem, center, base, far), far)
 
 
 def has_own_parameters(

@@ -66,8 +66,9 @@ class TargetSettings:
         jit_compile: bool | None,
         progress_bar: bool | None,
     ):
-        self._pool, self._folder = None, folder
+        self._pool, self._folder, self._exact_log_prob_fn = None, folder, None
         if isinstance(target, StreamedLogProb):
+            self._exact_log_prob_fn = target.log_prob_of_many
             target_arguments.single_state(target.of_one_batch, initial_state)
             target, self._pool = target_arguments.pool_of(
                 target, initial_state, folder, jit_compile is not False, progress_bar
@@ -109,7 +110,8 @@ class TargetSettings:
         return dataclasses.replace(prepared, lines=lines, flags=flags)
 
     def _select(self, problem: MinibatchLogProb, at: State, seed: tf.Tensor) -> PreparedKernel:
-        self._selector = KernelSelector(problem, at, self._sizes[1], seed, self.jit_compile)
+        options = self._sizes[1], seed, self.jit_compile, self._exact_log_prob_fn
+        self._selector = KernelSelector(problem, at, *options)
         try:
             return self._selector(self._sizes[0])
         finally:

@@ -289,7 +289,7 @@ def _shape_of_inverse(bijector: Any, part: Any) -> str:
     """Returns a sentence for a parameter where an unconstrained part should be, or nothing."""
     try:
         shape = bijector.inverse_event_shape(part.shape)
-    except (TypeError, ValueError):
+    except Exception:  # whatever TFP raises here must not hide the error that is told
         return ""
     return f" If the part is a parameter, give its inverse by the bijector, of shape {shape}."
 

@@ -320,8 +320,11 @@ class PooledLogProb(MinibatchLogProb):
         prior = self.model_log_prior(state)
         if self.correction is None:
             return prior
-        state = state if self._to_state is None else self._to_state.forward(state)
-        return prior + self.correction(flatten_events(state, prior.shape.rank))
+        return prior + self.correction(flatten_events(self.state_of_pool(state), prior.shape.rank))
+
+    def state_of_pool(self, state: State) -> State:
+        """Returns a state in the coordinates in which the pool was drawn."""
+        return state if self._to_state is None else self._to_state.forward(state)
 
 
 def _times(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
