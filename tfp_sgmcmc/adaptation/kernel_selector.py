@@ -126,7 +126,7 @@ class KernelSelector:
                 return mixture
         has_other_mode = bool(self.places)
         try:
-            beyond = has_other_mode, self._exact_fn(found.center)
+            beyond = has_other_mode, self._exact_fn()
             independent, found = independent_draws(self._problem, found, *options, *beyond)
         except NotNearGaussian as reason:
             # Wide draws may find a narrow mode that no climb from dispersed starts came to.
@@ -248,7 +248,7 @@ class KernelSelector:
         def exchange(z: np.ndarray, rng: np.random.Generator) -> np.ndarray:
             return (exchanged(center + z @ factor.T, parts, rng) - center) @ inverse.T
 
-        exact_fn, dismissed = self._exact_fn(like), list[np.ndarray]()
+        exact_fn, dismissed = self._exact_fn(), list[np.ndarray]()
 
         def refine(other: OtherMode) -> OtherMode | None:
             mode = self._with_mass(found, factor, at, other)
@@ -264,18 +264,17 @@ class KernelSelector:
         at = self._timed(value_and_gradient_of_z(self._problem, *options))
         return Search(at, ends, refine, exchange)
 
-    def _exact_fn(self, like: State) -> Callable[[np.ndarray], np.ndarray] | None:
+    def _exact_fn(self) -> Callable[[np.ndarray], np.ndarray] | None:
         """Returns the log posterior of all rows, a function of flat states, if it needs a pass.
 
         Far from its center a pool of rows may have modes that the posterior has not.
         """
-        exact, problem = self._exact_log_prob_fn, self._problem
+        exact, problem, like = self._exact_log_prob_fn, self._problem, self._state
         if exact is None or not isinstance(problem, PooledLogProb):
             return None
-        dtype = flatten_events(like, 0).dtype
 
         def of_flat(flat: np.ndarray) -> np.ndarray:
-            states = unflatten_events(tf.constant(flat, dtype), like, 0)
+            states = unflatten_events(flat, like, 0)
             return exact(problem.state_of_pool(states)).numpy()
 
         return of_flat
