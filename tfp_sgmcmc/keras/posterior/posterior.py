@@ -549,8 +549,9 @@ class Posterior:
 
         Raises:
           ModuleNotFoundError: matplotlib is not installed.
+          TypeError: y is no array of numbers.
           ValueError: the model has several outputs, or one that is neither a class nor has a
-            `NegativeLogLikelihood`.
+            `NegativeLogLikelihood`; y has another shape than predictions.
         """
         return plot_calibration(self, x, y, batch_size)
 
@@ -566,7 +567,9 @@ class Posterior:
 
         Raises:
           ModuleNotFoundError: matplotlib is not installed.
-          ValueError: the model has no output that is a number with a `NegativeLogLikelihood`.
+          TypeError: y is no array of numbers.
+          ValueError: the model has no output that is a number with a `NegativeLogLikelihood`, or y
+            has another shape than predictions.
         """
         return plot_predictions(self, x, y, batch_size)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from tfp_sgmcmc.diagnostics.convergence import effective_sample_size, rank_normalized_rhat
 from tfp_sgmcmc.diagnostics.draw_summary import entry_names
+from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.internal.extras import import_figure
 from tfp_sgmcmc.internal.tables import Table, decimals_for, number, shown_by
 from tfp_sgmcmc.keras.model import compiled_loss
@@ -140,7 +141,7 @@ def plot_calibration(posterior: Any, x: Any, y: Any, batch_size: int | None) -> 
         low, high = (1 - _LEVELS) / 2, (1 + _LEVELS) / 2
         q = posterior.predict(x, batch_size, verbose=0, quantiles=[*low, *high])
         q = keras.tree.flatten(q.predictive.quantiles)[0]
-        y = np.asarray(y).reshape(q.shape[1:])
+        y = _observed(y, q.shape[1:])
         inside = (q[: len(low)] <= y) & (y <= q[len(low) :])
         found = inside.reshape(len(low), -1).mean(axis=1)
         axes.plot(_LEVELS, found, "o-", label="posterior predictive")
@@ -158,6 +159,7 @@ def plot_predictions(posterior: Any, x: Any, y: Any, batch_size: int | None) -> 
     if isinstance(predictive, list | dict):
         raise ValueError("plot_predictions needs a model with one output. Received: several.")
     mean, bands = np.asarray(predictive.mean), np.asarray(predictive.quantiles)
+    observed = None if y is None else _observed(y, mean.shape)
     mean, bands = mean.reshape(len(mean), -1)[:, 0], bands.reshape(*bands.shape[:2], -1)[..., 0]
     columns = np.asarray(x).reshape(len(mean), -1)
     is_line = columns.shape[1] == 1
@@ -168,9 +170,17 @@ def plot_predictions(posterior: Any, x: Any, y: Any, batch_size: int | None) -> 
     axes.fill_between(place, low, high, alpha=0.2, color="C0", linewidth=0, label="90 %")
     axes.fill_between(place, lower, upper, alpha=0.35, color="C0", linewidth=0, label="50 %")
     axes.plot(place, mean[order], color="C0", label="mean")
-    if y is not None:
-        y = np.asarray(y).reshape(len(mean), -1)[order, 0]
+    if observed is not None:
+        y = observed.reshape(len(mean), -1)[order, 0]
         axes.plot(place, y, ".", color="0.3", markersize=3, label="observed")
     axes.set(xlabel="x" if is_line else "row, by predicted mean", ylabel="y")
     axes.legend(fontsize="small")
     return figure
+
+
+def _observed(y: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns observations in the shape of predictions."""
+    y = checks.array("y", y, finite=False)
+    expected = f"an array {[*shape]}, as the predictions"
+    checks.require("y", f"shape {y.shape}", y.size == np.prod(shape), expected)
+    return y.reshape(shape)
