@@ -48,7 +48,7 @@ UNCALLED = {
     r"preconditioners\.(Preconditioner|NaturalGradientICA)": "it has no arguments",
     r"kernels.CorrectedLangevin.largest_stable_step": "infinite, whatever the arguments",
     r".*\.(bootstrap|chain_shape|metric_product)": "a kernel or a check calls it",
-    r"targets\.\w+\.(draw|estimate_from|gathered|linear_predictor|log_likelihood|log_prior|next_draw"
+    r"targets\.\w+\.(draw|estimate_from|gathered|linear_predictor|log_likelihood|log_prior|model_log_prior|next_draw"
     r"|next_indices|rows|scaled_sum|scores|sum_over_chunks|summed|weighted|with_most|reads|log_prob"
     r"|predictor)": "a kernel or another target calls it",
     r"targets\.(StreamedLogProb|ShardedLogProb)\.(estimate|constrain|unconstrain|with_.*)": (
@@ -77,6 +77,7 @@ UNCALLED = {
         "a check or a target calls it"
     ),
     r"kernels\.CCAdL\.relaxation_steps": "that of NOGIN",
+    r"kernels\.\w+\.experimental_with_shard_axes": "a kernel of TFP calls it",
     r"random\.integers_of": "a part of others",
     r"targets\.ShardedLogProb\.from_joint": "that of MinibatchLogProb",
     r"keras\.Collect\.(over|with_phases)": "the callback calls it",
