@@ -204,10 +204,14 @@ def programs_of(name: str, num_results: int) -> list[Program]:
     long = sorted((p for p in programs if p.seconds >= _WORTH_A_ROW), key=lambda p: -p.seconds)
     short = [p for p in programs if p.seconds < _WORTH_A_ROW]
     instructions = [p.instructions for p in short if p.instructions is not None]
-    figures = np.sum([(p.operations, p.tracing, p.compiling) for p in short], axis=0)
-    operations, tracing, compiling = figures.tolist() if short else (0, 0.0, 0.0)
-    rest = f"{len(short)} others", int(operations), sum(instructions) if instructions else None
-    return [*long, Program(*rest, tracing, compiling)]
+    rest = Program(
+        f"{len(short)} others",
+        operations=sum(p.operations for p in short),
+        instructions=sum(instructions) if instructions else None,
+        tracing=sum(p.tracing for p in short),
+        compiling=sum(p.compiling for p in short),
+    )
+    return [*long, rest]
 
 
 def time_of_numpyro(name: str, num_results: int, python: str, most_seconds: float) -> Times:

@@ -73,13 +73,14 @@ def a_batch_size_in_place_of_weights() -> None:
 
 @attack("losses and labels")
 def weights_that_are_negative_or_zero() -> None:
+    said = "finite weights that are not negative and not all zero"
     for weights in (0 * X[:, 0], np.r_[X[1:, 0] ** 2, -1.0]):
         for callback in (
             SamplerCallback(),
             SamplerCallback(lambda t: sgmcmc.SGLD(t, 1e-3), prior=PRIOR, collect=Collect(1, 0)),
         ):
             fit = functools.partial(network().fit, X, Y, sample_weight=weights, verbose=0)
-            told("are not negative", lambda f=fit, c=callback: f(callbacks=[c]), ValueError)
+            told(said, lambda f=fit, c=callback: f(callbacks=[c]), ValueError)
 
 
 @attack("models")

@@ -88,10 +88,8 @@ def test_coordinates_at_draws_keep_a_direction_that_single_precision_loses() -> 
     )
     double = x.astype(np.float64)
     precision = double.T @ double + 1e-6 * np.eye(3)
-    mode, factor = (
-        np.linalg.solve(precision, double.T @ y),
-        np.linalg.cholesky(np.linalg.inv(precision)),
-    )
+    mode = np.linalg.solve(precision, double.T @ y)
+    factor = np.linalg.cholesky(np.linalg.inv(precision))
     center = tf.constant(mode, tf.float32)
     before = coordinates.Coordinates(problem, None, center, factor, precision, "hessian", 0)
     at_draws = coordinates.whiten_at_draws(problem, before, rng.standard_normal([200, 4, 3]))
