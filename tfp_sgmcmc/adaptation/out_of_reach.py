@@ -222,7 +222,12 @@ def _wide_log_probs(z: np.ndarray, along: np.ndarray) -> tuple[np.ndarray, np.nd
     constant = -0.5 * dim * np.log(2 * np.pi)
     all_wide = -0.5 * np.outer(1 / scales**2, squares) - dim * np.log(scales)[:, np.newaxis]
     parts = (z @ along.T) ** 2 / 2
-    one_wide = [np.logaddexp.reduce((1 - s**-2) * parts, axis=1) - np.log(dim * s) for s in scales]
+    largest = parts.max(axis=1)
+    parts -= largest[:, np.newaxis]
+    one_wide = [
+        (1 - s**-2) * largest + np.log(np.exp((1 - s**-2) * parts).sum(axis=1)) - np.log(dim * s)
+        for s in scales
+    ]
     one = np.logaddexp.reduce(one_wide) - 0.5 * squares
     return tuple(x + constant - np.log(len(scales)) for x in (np.logaddexp.reduce(all_wide), one))
 

@@ -116,7 +116,7 @@ def fit_kl_normal(
             return KLNormal(*before, number, False)
         before = mean, factor
         plus, minus = np.split(gradients, 2)
-        slope = -np.linalg.lstsq(z, (plus - minus) / 2, rcond=None)[0]
+        slope = -np.linalg.solve(z.T @ z, z.T @ ((plus - minus) / 2))
         values, vectors = np.linalg.eigh((slope + slope.T) / 2)
         values = np.clip(values, *_CURVATURES)
         step = vectors @ ((vectors.T @ gradients.mean(axis=0)) / values)

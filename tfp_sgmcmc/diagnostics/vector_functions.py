@@ -22,6 +22,7 @@ _MOST_TERMS = 5_000_000  # N times the states that are evaluated at once
 _FEW = 64  # states of a small block; more blocks take less time than another trace
 _FEWER, _MOST_PADDED = 20, 500_000  # states of a block where 64 of them are more terms
 _WORTH_COMPILING = 500_000  # N D; XLA takes longer to compile a smaller program than to run it
+_AS_MANY = 10  # entries of a state that functions of a row take as long as
 
 _NUM_ROUNDED, _NUM_LINES = 500, 50  # draws that are looked at
 _MOVE = 1e-4  # of all entries at once, in standard deviations
@@ -84,7 +85,7 @@ def value_and_gradient_of_vectors(
 
 
 def _is_large(target: Target, like: State) -> bool:
-    return target.num_examples * num_entries(like) > _WORTH_COMPILING
+    return target.num_examples * max(num_entries(like), _AS_MANY) > _WORTH_COMPILING
 
 
 def num_padded(target: Target, like: State) -> int:

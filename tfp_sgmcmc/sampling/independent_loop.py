@@ -15,7 +15,7 @@ from tfp_sgmcmc.internal.nest import flatten_events, unflatten_events
 from tfp_sgmcmc.kernels.independent_metropolis import (
     IndependentMetropolis,
     IndependentMetropolisResults,
-    defensive_normal_log_prob,
+    defensive_normal_log_prob_at,
     draw_defensive_normal,
 )
 from tfp_sgmcmc.sampling.loop import NEVER, FiniteCheck, Position, rows_of
@@ -123,7 +123,8 @@ def _draw(
     )
     if isinstance(results.weights, tuple):
         z = draw_defensive_normal(shape, float(share), rng)
-        log_q = defensive_normal_log_prob(tf.constant(z), tf.constant(share, tf.float64))
+        square, share = np.einsum("...d,...d->...", z, z), tf.constant(share, tf.float64)
+        log_q = defensive_normal_log_prob_at(tf.constant(square), shape[-1], share)
         return center + z @ factor.T, log_q
     mixture = MixtureProposal.of(center, factor, share, results.weights.numpy())
     # The first half of antithetic draws is independent.

@@ -232,8 +232,8 @@ def layers(model: keras.Model) -> list[keras.Layer]:
 
 
 def has_half_precision(model: keras.Model) -> bool:
-    """Returns whether a layer computes in float16, whose largest number is 65504."""
-    return any(layer.compute_dtype == "float16" for layer in layers(model))
+    """Returns whether a layer computes in float16, whose largest number is 65504, or bfloat16."""
+    return any(layer.compute_dtype in ("float16", "bfloat16") for layer in layers(model))
 
 
 def forward(

@@ -292,7 +292,8 @@ class ModelLogProb(Target):
         variables = [*self._model.trainable_variables, *others]
         scored = with_scores and probe is None
         shares = self._shares(with_scores)
-        # Multiplied by N / B, the gradients of layers in half precision could overflow.
+        # Multiplied by N / B, the gradients of layers in half precision could overflow, and would
+        # be rounded otherwise.
         is_half = internals.has_half_precision(self._model)
         if scored:
             self._scores.prepare(self.batch[0], self.num_chains)
