@@ -13,14 +13,16 @@ read the same files several times a pass. Each row of the table is a new process
   wall     seconds of that call,
   read     processor seconds of as many passes that only read,
   gradients  of as many passes that compute a gradient,
+  their wall  seconds of those,
   ratio    of again to gradients,
+  wall ratio  of wall to their wall,
   MB       peak of resident memory up to the second call, and before the target was made.
 
-The last four times are medians of `--repeats` rounds, in each of which they are measured in turn;
-data of more than 1,000,000 rows have one round. A second table has slopes of a line through the
-logarithms of `again` and `gradients` over those of N, between the smallest and the largest N and
-between the last two. Processor seconds grow by a few times where others use the memory of the
-machine, but hardly their ratio. Linux only.
+Times other than `first`, and ratios, are medians of `--repeats` rounds, in each of which they are
+measured in turn; data of more than 1,000,000 rows have one round. A second table has slopes of a
+line through the logarithms of `again` and `gradients` over those of N, between the smallest and the
+largest N and between the last two. Processor seconds grow by a few times where others use the
+memory of the machine, but hardly their ratio. Linux only.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class Row(NamedTuple):
     wall: float
     read: float
     gradients: float
+    their_wall: float
     ratio: float
+    wall_ratio: float
     megabytes: float
     megabytes_before: float
 
@@ -79,11 +83,10 @@ def measure(folder: Path, num_examples: int, num_features: int, repeats: int) ->
         began = time.perf_counter()
         again, _ = processor_seconds(lambda: sgmcmc.draw_pool(target, start))
         wall = time.perf_counter() - began
-        read, gradients = (
-            passes * processor_seconds(lambda f=use: seconds_of_pass(dataset, f))[0]
-            for use in (lambda x, y: None, slope)
-        )
-        rounds.append((again, wall, read, gradients, again / gradients))
+        read, _ = processor_seconds(lambda: seconds_of_pass(dataset, lambda x, y: None))
+        gradients, their_wall = processor_seconds(lambda: seconds_of_pass(dataset, slope))
+        times = np.array([read, gradients, their_wall]) * passes
+        rounds.append((again, wall, *times, again / times[1], wall / times[2]))
     return Row(
         num_features, copies * in_files, copies * in_files * row_bytes / 1e9, passes,
         report.num_rows, first, *np.median(rounds, axis=0).tolist(), megabytes, before,
@@ -118,8 +121,8 @@ def show(rows: Iterator[Row]) -> dict[str, Table]:
     """Prints the table, and the slopes of lines through logarithms of seconds."""
     columns = {
         "D": ">3d", "N": ">8d", "GB": ">6.3g", "passes": "d", "pool": "d", "first": ">5.1f",
-        "again": ">5.1f", "wall": ">5.1f", "read": ">5.1f", "gradients": ">5.1f", "ratio": ".2f",
-        "MB": ".0f", "before": ".0f",
+        "again": ">5.1f", "wall": ">5.1f", "read": ">5.1f", "gradients": ">5.1f",
+        "their wall": ">5.1f", "ratio": ".2f", "wall ratio": ".2f", "MB": ".0f", "before": ".0f",
     }  # fmt: skip
     seen = list[Row]()
 

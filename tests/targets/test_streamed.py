@@ -493,6 +493,16 @@ def test_an_endless_epoch_is_refused() -> None:
         list(itertools.islice(of_blocks(lambda: [ROWS, ROWS], batches_per_read=60).reads(), 9))
 
 
+def test_passes_do_not_wait_for_the_thread_that_tunes_a_dataset() -> None:
+    """It wakes after 10, 30, 70, ... ms. Options of the dataset's own stay."""
+    tuned = tf.data.Options()
+    tuned.autotune.enabled = True
+    for options, expected in ((tf.data.Options(), False), (tuned, True)):
+        stream = target(dataset=shuffled(seed=0).with_options(options))
+        for used in (stream._in_blocks(0, 10), stream._batches(0)):
+            assert used.options().autotune.enabled is expected
+
+
 def test_empty_blocks_are_skipped() -> None:
     none = ROWS[:0]
     for size in (4, 250):

@@ -292,11 +292,6 @@ def sum_last_axis(x: tf.Tensor) -> Any:
     return total, lambda upstream: tf.broadcast_to(upstream[..., tf.newaxis], tf.shape(x))
 
 
-def update_slice(x: tf.Tensor, part: tf.Tensor, start: Any) -> tf.Tensor:
-    """Returns x with `part` at `start`, in code that XLA compiles, where it writes in place."""
-    return xla.dynamic_update_slice(x, part, start)
-
-
 def write_slot(ring: tf.Variable, slot: tf.Tensor, value: tf.Tensor, is_kept: tf.Tensor) -> None:
     """Assigns `ring[slot] = value` in place if `is_kept`; otherwise may leave any value there."""
     if not in_xla_context():  # XLA's portable scatter takes 20 times as long as its update
@@ -305,7 +300,7 @@ def write_slot(ring: tf.Variable, slot: tf.Tensor, value: tf.Tensor, is_kept: tf
 
     def write(ring: tf.Tensor) -> tf.Tensor:
         start = [tf.cast(slot, tf.int32), *[0] * value.shape.rank]
-        return update_slice(ring, value[tf.newaxis], start)
+        return xla.dynamic_update_slice(ring, value[tf.newaxis], start)
 
     is_small = value.shape.num_elements() < _WORTH_A_LOOP
     if is_small or on_accelerator():

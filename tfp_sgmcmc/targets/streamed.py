@@ -14,7 +14,7 @@ from tfp_sgmcmc.internal.checks import accepts, function, integer
 from tfp_sgmcmc.internal.nest import State, convert_state, state_from_call
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
-from tfp_sgmcmc.targets.data import RowSums, as_tensors, assert_finite_rows, leading_axis
+from tfp_sgmcmc.targets.data import RowSums, as_tensors, assert_finite_rows, leading_axis, untuned
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.read_faults import ReadFaults
 from tfp_sgmcmc.targets.scores import with_given_gradient
@@ -206,7 +206,7 @@ class StreamedLogProb(Target):
 
     def _in_rows(self, epoch: int) -> tf.data.Dataset:
         """Returns an epoch whose elements have known shapes except for the number of rows."""
-        dataset = self._given_fn(epoch)
+        dataset = untuned(self._given_fn(epoch))
         specs = tf.nest.flatten(dataset.element_spec)
         if all(x.shape.rank and x.shape[1:].is_fully_defined() for x in specs):
             return dataset
@@ -232,7 +232,7 @@ class StreamedLogProb(Target):
     def _batches(self, epoch: int) -> tf.data.Dataset:
         """Returns an epoch of batches of n."""
         if self._are_batches:
-            return self._given_fn(epoch)
+            return untuned(self._given_fn(epoch))
         return self._in_rows(epoch).rebatch(self.batch_size, drop_remainder=True)
 
     @property

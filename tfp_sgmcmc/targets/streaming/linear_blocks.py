@@ -12,14 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.nest import State, num_entries, unflatten_events
-from tfp_sgmcmc.internal.xla import compiles_for_cpu, update_slice
 from tfp_sgmcmc.targets.base import value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 
 NUM_PAIRS = 4  # of draws, each with its mirror image
 
-_CACHED_NUMBERS = 100_000  # of rows that a program evaluates at once, so that a cache holds them
-_NUM_GROUPS, _LEAST_GROUP = 4, 16  # of columns whose products are computed at once
 _NUM_DIRECTIONS = 16  # that represent all in norms of rows
 _MOST_ROUNDING = 1e-5  # rounding of a number that hides less than 0.1 % of a sum's least curvature
 
@@ -136,28 +133,6 @@ class LinearBlocks:
           rows: a block.
           weights: of the rows, `[n]`.
         """
-        num_rows, dim = weights.shape[0], stacked.shape[1]
-        pieces = -(-num_rows * dim // _CACHED_NUMBERS)
-        if pieces < 2 or not compiles_for_cpu():
-            return self._of_piece(stacked, rows, weights)
-        size = -(-num_rows // pieces)
-
-        def add(i: tf.Tensor, norms: tf.Tensor, *sums: tf.Tensor) -> tuple[tf.Tensor, ...]:
-            start = tf.minimum(i * size, num_rows - size)
-            part, w = tf.nest.map_structure(
-                lambda x: tf.slice(x, [start] + [0] * (x.shape.rank - 1), [size, *x.shape[1:]]),
-                (rows, weights),
-            )
-            w = tf.where(start + tf.range(size) < i * size, tf.zeros_like(w), w)  # were counted
-            *found, lengths = self._of_piece(stacked, part, w)
-            norms = update_slice(norms, lengths, [start])
-            return i + 1, norms, *(x + y for x, y in zip(sums, found, strict=True))
-
-        zeros = (tf.zeros(shape, weights.dtype) for shape in ([num_rows], [], [dim], [dim, dim]))
-        _, norms, *sums = tf.while_loop(lambda i, *_: i < pieces, add, (tf.constant(0), *zeros))
-        return *sums, norms
-
-    def _of_piece(self, stacked: tf.Tensor, rows: Any, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
         found = self._expansions(stacked, rows)
         gradient = tf.linalg.matvec(found.jacobian, weights * found.slopes, transpose_a=True)
         bends = weights * found.bends
@@ -165,7 +140,8 @@ class LinearBlocks:
             bent = bends * found.projections
             hessian = tf.linalg.matmul(bent, found.projections, transpose_b=True)
         else:
-            hessian = _gram(found.jacobian, bends)
+            bent = bends[:, tf.newaxis] * found.jacobian
+            hessian = tf.linalg.matmul(bent, found.jacobian, transpose_a=True)
         return tf.reduce_sum(weights * found.values), gradient, hessian, _lengths(found)
 
     def moments(self, at: Draws, rows: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -207,20 +183,6 @@ class LinearBlocks:
         at_units = unflatten_events(tf.eye(dim, dtype=dtype), self._like, 0)
         origin = self._model.linear_predictor(at_zero, rows)
         return tf.transpose(self._model.linear_predictor(at_units, rows) - origin), origin
-
-
-def _gram(x: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-    """Returns x^T diag(weights) x. Of a large one, entries below the diagonal are copies."""
-    weighted, dim = weights[:, tf.newaxis] * x, x.shape[1]
-    size = -(-dim // _NUM_GROUPS)
-    if size < _LEAST_GROUP:
-        return tf.linalg.matmul(x, weighted, transpose_a=True)
-    parts = []
-    for at in range(0, dim, size):
-        part = tf.linalg.matmul(x[:, at : at + size], weighted[:, at:], transpose_a=True)
-        parts.append(tf.pad(part, [[0, 0], [at, 0]]))
-    upper = tf.linalg.band_part(tf.concat(parts, axis=0), 0, -1)
-    return upper + tf.linalg.set_diag(tf.transpose(upper), tf.zeros([dim], x.dtype))
 
 
 def is_simple(model: MinibatchLogProb) -> bool:
