@@ -43,6 +43,7 @@ THOROUGH_EXAMPLES = {
         "targets.model_target.LinearModel",
         "targets.minibatch.MinibatchLogProb.from_joint",
         "targets.streamed.StreamedLogProb",
+        "targets.streamed.StreamedLogProb.from_joint",
         "targets.streaming.row_pool.draw_pool",
         "targets.validation.gradient_check.preflight",
     )

@@ -17,6 +17,7 @@ from tfp_sgmcmc.adaptation.target_arguments import (
     finite_start,
     single_state,
 )
+from tfp_sgmcmc.adaptation.target_driver import TargetSettings
 from tfp_sgmcmc.internal.nest import call_with_state
 
 tfb, tfd = tfp.bijectors, tfp.distributions
@@ -59,6 +60,17 @@ def test_prior_bijector_and_start_come_from_a_joint_distribution(prior: Any) -> 
     density = call_with_state(target, state) - tf.reduce_sum(rows) - log_prior
     jacobian = tf.math.log(-tf.math.expm1(-constrained[1]))  # of Softplus, or of Exp
     assert min(abs(density - jacobian), abs(density - v)) < 1e-3
+
+
+def test_a_stream_has_the_same_prior_and_start() -> None:
+    blocks = tf.data.Dataset.from_tensor_slices(ROWS).batch(len(ROWS) // 2)
+    stream = sgmcmc.StreamedLogProb.from_joint(by_name(), log_likelihood, blocks, len(ROWS))
+    target = sgmcmc.MinibatchLogProb.from_joint(by_name(), log_likelihood, ROWS)
+    state = single_state(stream.of_one_batch, None)
+    tf.nest.map_structure(np.testing.assert_array_equal, state, target.initial_state)
+    np.testing.assert_allclose(stream(**state), target(**state), rtol=1e-6)
+    settings = TargetSettings(stream, None, None, None, 500, 4, False, False)
+    tf.nest.map_structure(np.testing.assert_array_equal, settings.state, state)
 
 
 def test_a_single_part_may_have_any_distribution() -> None:

@@ -183,8 +183,7 @@ def sample(
         pinned data, `joint.experimental_pin(y=y)`. A stream is read a few times, and then
         represented by rows in memory; see `draw_pool`.
       initial_state: one point: a tensor or a nest of tensors, unconstrained if there is a bijector.
-        It may be left out for a pinned joint distribution, and for a target that
-        `MinibatchLogProb.from_joint` made.
+        It may be left out for a pinned joint distribution, and for a target that `from_joint` made.
       num_results: number of draws of each chain, including those already in `directory`.
       bijector: for a callable, bijectors from unconstrained parts to its arguments, as in
         `MinibatchLogProb`. The callable gets constrained parts and leaves out the Jacobian.

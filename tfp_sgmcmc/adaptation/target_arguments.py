@@ -182,9 +182,8 @@ def single_state(target: MinibatchLogProb, initial_state: Any) -> State:
         initial_state = target.initial_state
     if initial_state is None:
         raise ValueError(
-            "initial_state must be given, unless the target is made by MinibatchLogProb.from_joint "
-            "from a prior that knows where to start, or is a pinned joint distribution. Received: "
-            "None."
+            "initial_state must be given, unless the target is made by from_joint from a prior "
+            "that knows where to start, or is a pinned joint distribution. Received: None."
         )
     state = convert_state(initial_state, initial=True, called="initial_state")
     check_single_state("initial_state", target, state)

@@ -69,7 +69,7 @@ class TargetSettings:
         self._pool, self._folder, self._exact_log_prob_fn = None, folder, None
         if isinstance(target, StreamedLogProb):
             self._exact_log_prob_fn = target.log_prob_of_many
-            target_arguments.single_state(target.of_one_batch, initial_state)
+            initial_state = target_arguments.single_state(target.of_one_batch, initial_state)
             target, self._pool = target_arguments.pool_of(
                 target, initial_state, folder, jit_compile is not False, progress_bar
             )

@@ -145,19 +145,23 @@ def _check(_: Any, bijector: Any) -> Any:
     return bijector
 
 
-def check_prior(prior: Any) -> None:
-    """Raises TypeError or ValueError unless `prior` is one distribution of a state's parts."""
-    if not isinstance(prior, tfp.distributions.Distribution):
+def prior_and_bijector(joint: Any) -> tuple[Callable[..., tf.Tensor], Any]:
+    """Returns the log density of a distribution of a state's parts, and `default_bijector`.
+
+    Raises TypeError or ValueError unless it is one distribution.
+    """
+    if not isinstance(joint, tfp.distributions.Distribution):
         raise TypeError(
             "joint must be a tfp.distributions.Distribution, such as a JointDistributionNamed. "
-            f"Received: a {type(prior).__name__}."
+            f"Received: a {type(joint).__name__}."
         )
-    shapes = tf.nest.flatten(tf.nest.map_structure(tf.TensorShape, prior.batch_shape))
+    shapes = tf.nest.flatten(tf.nest.map_structure(tf.TensorShape, joint.batch_shape))
     if any(shape.rank != 0 for shape in shapes):
         raise ValueError(
             "joint must be one distribution. Received: a batch_shape of "
-            f"{prior.batch_shape}. Wrap its parts in tfd.Sample or tfd.Independent."
+            f"{joint.batch_shape}. Wrap its parts in tfd.Sample or tfd.Independent."
         )
+    return joint.log_prob, default_bijector(joint)
 
 
 def default_bijector(prior: Any) -> Any:

@@ -221,11 +221,8 @@ class MinibatchLogProb(ModelTarget):
           TypeError: `joint` is not a distribution.
           ValueError: `joint` has a batch shape.
         """
-        bijectors.check_prior(joint)
-        bijector = bijectors.default_bijector(joint)
-        target = cls(
-            joint.log_prob, log_likelihood_fn, data, batch_size, bijector=bijector, **options
-        )
+        prior, bijector = bijectors.prior_and_bijector(joint)
+        target = cls(prior, log_likelihood_fn, data, batch_size, bijector=bijector, **options)
         target.initial_state = bijectors.median_start(joint.sample, target.unconstrain)
         return target
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +14,7 @@ from tfp_sgmcmc.internal.checks import accepts, function, integer
 from tfp_sgmcmc.internal.nest import State, convert_state, state_from_call
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
+from tfp_sgmcmc.targets.bijectors import median_start, prior_and_bijector
 from tfp_sgmcmc.targets.data import RowSums, as_tensors, assert_finite_rows, leading_axis, untuned
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.read_faults import ReadFaults
@@ -141,7 +142,7 @@ class StreamedLogProb(Target):
                 raise ValueError(
                     "dataset must be one epoch, without .repeat(). Received: an infinite dataset."
                 )
-            first = next(filter(_has_rows, epoch), None)
+            first = next((x for x in epoch if 0 not in tf.nest.flatten(x)[0].shape[:1]), None)
         self.num_examples = integer("num_examples", num_examples, 1)
         if first is None:
             raise self._wrong_length(0, "0")
@@ -172,10 +173,9 @@ class StreamedLogProb(Target):
         specs = tf.nest.flatten(epoch.element_spec)
         #: Whether the dataset's elements are used as they come, as batches of n.
         self._are_batches = all(x.shape.is_fully_defined() for x in specs) and given == size
-        cardinality = int(epoch.cardinality())
-        known = self._epoch_batches, tf.data.UNKNOWN_CARDINALITY
-        if self._are_batches and cardinality not in known:
-            raise self._wrong_epoch(0, f"{cardinality}")
+        known, found = (self._epoch_batches, tf.data.UNKNOWN_CARDINALITY), epoch.cardinality()
+        if self._are_batches and int(found) not in known:
+            raise self._wrong_epoch(0, f"{int(found)}")
         if size > given:
             first = self._first(size)
         #: The posterior of the first batch, which evaluates priors, likelihoods and scores.
@@ -223,9 +223,7 @@ class StreamedLogProb(Target):
 
         That of a dataset is kept, because to put it together takes as long as to read megabytes.
         """
-        if not self._is_dataset:
-            return self._in_rows(epoch).rebatch(size).prefetch(2)
-        if size not in self._blocks:
+        if not (self._is_dataset and size in self._blocks):
             self._blocks[size] = self._in_rows(epoch).rebatch(size).prefetch(2)
         return self._blocks[size]
 
@@ -234,6 +232,53 @@ class StreamedLogProb(Target):
         if self._are_batches:
             return untuned(self._given_fn(epoch))
         return self._in_rows(epoch).rebatch(self.batch_size, drop_remainder=True)
+
+    @classmethod
+    def from_joint(
+        cls,
+        joint: Any,
+        log_likelihood_fn: Callable[..., tf.Tensor],
+        dataset: tf.data.Dataset | Callable[[int], tf.data.Dataset],
+        num_examples: int,
+        **options: Any,
+    ) -> Self:
+        """Returns a target whose prior is a distribution of TensorFlow Probability.
+
+        `sample` starts at the medians of the prior's unconstrained draws, where no other start is
+        given. See `MinibatchLogProb.from_joint`.
+
+        Examples:
+          >>> import numpy as np, tensorflow as tf, tensorflow_probability as tfp
+          >>> import tfp_sgmcmc as sgmcmc
+          >>> tfd = tfp.distributions
+          >>> prior = tfd.JointDistributionNamed(
+          ...     dict(mu=tfd.Normal(0., 10.), sigma=tfd.HalfNormal(5.)))
+          >>> def log_likelihood(mu, sigma, batch):
+          ...     return tfd.Normal(mu[..., None], sigma[..., None]).log_prob(batch)
+          >>> x = np.random.default_rng(0).normal(3., 2., size=[500]).astype(np.float32)
+          >>> blocks = tf.data.Dataset.from_tensor_slices(x).batch(100)
+          >>> target = sgmcmc.StreamedLogProb.from_joint(prior, log_likelihood, blocks, 500)
+          >>> result = sgmcmc.sample(target, num_results=500, seed=0, progress_bar=False)
+          >>> result.states['mu'].shape
+          (500, 4)
+
+        Args:
+          joint: a `JointDistribution` of all parts, by name or by position, or a distribution of
+            the only one. It must have the batch shape `[]`.
+          log_likelihood_fn: as for the class, with the parts of `joint`.
+          dataset: as for the class.
+          num_examples: as for the class.
+          **options: the class's keywords, without `bijector`.
+
+        Raises:
+          TypeError: `joint` is not a distribution.
+          ValueError: `joint` has a batch shape.
+        """
+        prior, bijector = prior_and_bijector(joint)
+        target = cls(prior, log_likelihood_fn, dataset, num_examples, bijector=bijector, **options)
+        model = target.of_one_batch
+        model.initial_state = median_start(joint.sample, model.unconstrain)
+        return target
 
     @property
     def block_rows(self) -> int:
@@ -286,34 +331,26 @@ class StreamedLogProb(Target):
 
     def reads(self, start: int = 0) -> Iterator[Any]:
         """Yields batches `[K, n, ...]` endlessly, beginning with the batch of step `start`."""
-        epoch, skipped = divmod(start, self._epoch_batches)
-        rest: Any = None
+        (epoch, skipped), k = divmod(start, self._epoch_batches), self.batches_per_read
+        rest, size = None, k * self.batch_size
         while True:
             seen = skipped
-            size = self.batches_per_read * self.batch_size
             with self._faults.named(
                 lambda: f"epoch {epoch}, in {self._examples(seen * self.batch_size, size)}"  # noqa: B023
             ):
                 self._faults.check(epoch)
-                dataset = self._batches(epoch).skip(skipped)
-                for read in dataset.batch(self.batches_per_read).prefetch(1):
+                for read in self._batches(epoch).skip(skipped).batch(k).prefetch(1):
                     rows = tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), read)
                     assert_finite_rows(rows, seen * self.batch_size, epoch)
-                    if rest is not None:
-                        read = tf.nest.map_structure(lambda *x: tf.concat(x, axis=0), rest, read)
-                        seen -= len(tf.nest.flatten(rest)[0])
-                    count = len(tf.nest.flatten(read)[0])
-                    seen += count
+                    seen += len(tf.nest.flatten(read)[0])
                     if seen > self._epoch_batches:
                         raise self._wrong_epoch(epoch, f"more than {self._epoch_batches}")
-                    if count < self.batches_per_read:
-                        rest = read
-                    elif count == self.batches_per_read:
-                        rest = None
-                        yield read
-                    else:
-                        rest = tf.nest.map_structure(lambda x: x[self.batches_per_read :], read)
-                        yield tf.nest.map_structure(lambda x: x[: self.batches_per_read], read)
+                    if rest is not None:
+                        read = tf.nest.map_structure(lambda *x: tf.concat(x, axis=0), rest, read)
+                    count, rest = len(tf.nest.flatten(read)[0]), read
+                    if count >= k:
+                        rest = None if count == k else tf.nest.map_structure(lambda x: x[k:], read)
+                        yield tf.nest.map_structure(lambda x: x[:k], read)
             if seen != self._epoch_batches:
                 raise self._wrong_epoch(epoch, f"{seen}")
             epoch, skipped = epoch + 1, 0
@@ -387,7 +424,13 @@ class StreamedLogProb(Target):
         return prior + self.num_examples / seen * total
 
     def bootstrap(self, state: State) -> StreamState:
-        _refuse_replicas()
+        if (count := tf.distribute.get_strategy().num_replicas_in_sync) > 1:
+            raise ValueError(
+                "StreamedLogProb must be used on one replica in steps, because only one order of "
+                f"batches can be resumed. Received: a strategy of {count} replicas. `sample` and "
+                "draw_pool divide passes between them, and a ShardedLogProb holds a share of the "
+                "data on each."
+            )
         self._warn_of_a_rest()
         self.of_one_batch.bootstrap(state)
         return StreamState(next(self.reads()), tf.zeros([], tf.int64))
@@ -432,18 +475,3 @@ class StreamedLogProb(Target):
     def _sum(self, state: State, rows: Any) -> tf.Tensor:
         size = tf.nest.flatten(rows)[0].shape[0]
         return tf.reduce_sum(self.of_one_batch.log_likelihood(state, rows, size), axis=-1)
-
-
-def _has_rows(element: Any) -> bool:
-    return 0 not in tf.nest.flatten(element)[0].shape[:1]
-
-
-def _refuse_replicas() -> None:
-    count = tf.distribute.get_strategy().num_replicas_in_sync
-    if count > 1:
-        raise ValueError(
-            "StreamedLogProb must be used on one replica in steps, because only one order of "
-            f"batches can be resumed. Received: a strategy of {count} replicas. `sample` and "
-            "draw_pool divide passes between them, and a ShardedLogProb holds a share of the data "
-            "on each."
-        )
