@@ -58,6 +58,30 @@ def test_matrices_are_those_of_products(monkeypatch, log_likelihood, is_kept) ->
     assert found._has_predictor == is_kept
 
 
+def test_steps_to_a_mode_are_checked_at_the_first_and_what_they_led_to_again(monkeypatch) -> None:
+    """Where the first entry is positive, this likelihood has a Hessian of rank two a row."""
+
+    def changing(theta: tf.Tensor, batch: dict[str, tf.Tensor]) -> tf.Tensor:
+        is_far = theta[..., 0, tf.newaxis] > 0
+        return tf.where(is_far, normal(theta, batch), logistic(theta, batch))
+
+    like, (near, far) = tf.zeros([D], tf.float64), (THETA * [s, 1, 1, 1, 0.1] for s in (-1, 1))
+    if THETA[0] < 0:
+        near, far = far, near
+    expected = quadratic.HessianFunction(target(changing), like).matrices(far)
+    monkeypatch.setattr(quadratic, "LEAST_WORK", 0)
+    checks, check = [], quadratic.agrees
+    monkeypatch.setattr(quadratic, "agrees", lambda *args: checks.append(1) or check(*args))
+    found = quadratic.HessianFunction(target(changing), like)
+    found.matrices(near, is_step=True)
+    wrong = found.matrices(far, is_step=True)
+    assert len(checks) == 1
+    assert not np.allclose(wrong.likelihood, expected.likelihood, rtol=1e-2)
+    for a, b in zip(found.matrices(far), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9 * np.abs(b).max())
+    assert len(checks) == 2
+
+
 def test_one_wrong_entry_is_found() -> None:
     """It is of a parameter that few rows tell of, in its own units."""
     exact = -np.diag([1e6, 1e6, 1e-6])

@@ -36,7 +36,7 @@ from tfp_sgmcmc.keras.data.fit_batches import (
 )
 from tfp_sgmcmc.keras.model.internals import array_leaves, map_arrays
 from tfp_sgmcmc.keras.posterior.batches import check_dense, check_numbers
-from tfp_sgmcmc.targets.data import evenly_spread
+from tfp_sgmcmc.targets.data import evenly_spread, untuned
 
 # A data set of `tf.data` made of these gives each row of its tensors once.
 _NUMBERS = ("_batch_size", "_buffer_size", "_count")  # of such a data set
@@ -348,7 +348,7 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
     @functools.cache
     def all_sizes() -> list[int]:
         sizes = []
-        for batch in map(_unpacked, dataset):
+        for batch in map(_unpacked, untuned(dataset)):
             read[:] = read or [batch]
             sizes.append(int(tf.shape(array_leaves(batch)[0])[0]))
         return sizes

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import integer, nonnegative_weights, optional
 from tfp_sgmcmc.sampling.progress import ProgressLines, progress
-from tfp_sgmcmc.targets.data import rows_not_finite
+from tfp_sgmcmc.targets.data import rows_not_finite, untuned
 
 _BLOCK_ENTRIES = 2**24  # entries of the batches that go through all samples side by side
 _MOST_BATCHES = 100_000  # of a Python generator that was given without steps
@@ -148,7 +148,7 @@ class Batches:
         if isinstance(x, tf.data.Dataset):
             length = int(x.cardinality())
             self._check_end(length != tf.data.INFINITE_CARDINALITY)
-            return iter(x), length if length >= 0 else None
+            return iter(untuned(x)), length if length >= 0 else None
         if isinstance(x, keras.utils.PyDataset):
             length = x.num_batches
             self._check_end(length is not None)

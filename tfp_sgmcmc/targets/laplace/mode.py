@@ -242,7 +242,7 @@ def find_center(
         """Returns the end of Newton steps, or None if there are no finite second derivatives."""
 
         def derivatives(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            found = products.matrices(theta)
+            found = products.matrices(theta, is_step=True)
             return found.posterior, found.gradient
 
         try:

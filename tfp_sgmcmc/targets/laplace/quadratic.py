@@ -259,19 +259,23 @@ class HessianFunction:
         work = target.num_examples * self._dim**2
         # Other targets have rows elsewhere, or sums of their own.
         self._has_predictor = type(target) is MinibatchLogProb and work >= LEAST_WORK
+        self._was_checked = False
 
     def __call__(self, theta: np.ndarray, vectors: np.ndarray) -> HessianProducts:
         """Returns products with vectors, `[K, D]`."""
         return self._in_blocks(theta, vectors, with_likelihood=True)
 
-    def matrices(self, theta: np.ndarray) -> Hessians:
+    def matrices(self, theta: np.ndarray, is_step: bool = False) -> Hessians:
         """Returns both Hessians, made symmetric, and the gradient.
+
+        `is_step` tells that theta is one of many on the way to a mode. Whether log likelihoods
+        depend on linear predictors is then only checked at the first.
 
         Where rounding hides a flat direction, they are evaluated again in coordinates that are
         whitened by what was found. There a product with the direction has no terms that cancel,
         if log likelihoods depend on linear predictors.
         """
-        likelihood = self._of_predictor(theta)
+        likelihood = self._of_predictor(theta, is_step)
         found = self._in_blocks(theta, np.eye(self._dim), with_likelihood=likelihood is None)
         if likelihood is not None:
             slope, hessian = likelihood
@@ -295,7 +299,9 @@ class HessianFunction:
                 return seen._replace(is_resolved=True)
         return first
 
-    def _of_predictor(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def _of_predictor(
+        self, theta: np.ndarray, is_step: bool
+    ) -> tuple[np.ndarray, np.ndarray] | None:
         """Returns gradient and Hessian of a likelihood with a linear predictor, or None."""
         if not self._has_predictor:
             return None
@@ -306,7 +312,9 @@ class HessianFunction:
             except _NOT_VECTORIZED:
                 self._has_predictor = False
                 return None
-        self._has_predictor = agrees(found[1], lambda v: self(theta, v).likelihood)
+        if not (is_step and self._was_checked):
+            self._has_predictor = agrees(found[1], lambda v: self(theta, v).likelihood)
+            self._was_checked = True
         return found if self._has_predictor else None
 
     @functools.cached_property
