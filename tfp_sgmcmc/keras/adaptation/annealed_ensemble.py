@@ -343,7 +343,7 @@ class AnnealedEnsemble:
             self._batch = source.batch(_ROWS)
             reason = (
                 f"{source.kind}, which cannot be read again or gives other rows when it is "
-                "(augment in layers of the model, and leave drop_remainder=True out after a shuffle)"
+                "(augment in layers of the model, and leave drop_remainder out after a shuffle)"
                 if source.arrays is None
                 else f"{num_examples} examples with too few different inputs"
             )
