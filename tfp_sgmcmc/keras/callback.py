@@ -195,8 +195,10 @@ class SamplerCallback(keras.callbacks.Callback):
         run in `output`, or draws one, which `keras.utils.set_random_seed` determines.
       num_examples: N, the number of training examples without a validation split. None takes the
         number from the data of `fit`: arrays, `PyDataset`s, and `tf.data` whose rows come once,
-        which is read to its end if its length is unknown and `fit` has no `steps_per_epoch`. Other
-        data need the number.
+        which is read to its end if its length is unknown and `fit` has no `steps_per_epoch`. Rows
+        that `drop_remainder=True` leaves out of an epoch do not count; where each epoch leaves out
+        others, pass the number of all rows and `check_num_examples=False`. Other data need the
+        number.
       step_size: with the name of a kernel, its step size: a number, a schedule, or "learning_rate"
         for the learning rate of the compiled optimizer, as it is. The optimizer's schedule counts
         the steps of the chain; `LearningRateScheduler` and `ReduceLROnPlateau` set it between
@@ -471,6 +473,8 @@ class SamplerCallback(keras.callbacks.Callback):
             raise ValueError(f"A SamplerCallback must be given to fit. Received: by {method}.")
 
     def on_train_begin(self, logs: Any = None) -> None:
+        if "epochs" not in (self.params or {}):
+            raise ValueError("A SamplerCallback must be given to fit. Received: by another loop.")
         self.is_in_fit = True
         is_stored = isinstance(self._recorder.samples, StoredSampleLog)
         batch_steps.check_callbacks(self._callback_list, self, is_stored)

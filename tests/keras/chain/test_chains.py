@@ -160,6 +160,55 @@ class Declared(Shift):
         self.offset = self.add_weight(shape[-1:], keras.initializers.RandomNormal(), name="offset")
 
 
+class InInit(keras.layers.Layer):
+    """As in Keras' guide: without names of the variables, and without **kwargs."""
+
+    def __init__(self, units, size):
+        super().__init__()
+        self.kernel = self.add_weight((size, units), "random_normal")
+        self.shift = self.add_weight((units,), "ones")
+
+    def call(self, x):
+        return keras.ops.matmul(x, self.kernel) + self.shift
+
+
+class InBuild(InInit):
+    def __init__(self, units):
+        keras.layers.Layer.__init__(self)
+        self.units = units
+
+    def build(self, shape):
+        self.kernel = self.add_weight((shape[-1], self.units), "random_normal")
+        self.shift = self.add_weight((self.units,), "ones")
+
+
+class Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.layer = InBuild(3)
+        self.factor = self.add_weight((), "random_normal")
+
+    def call(self, x):
+        return self.factor * self.layer(x)
+
+
+@pytest.mark.parametrize(
+    "make, differ",
+    [
+        (lambda: classifier(InInit(3, 3)), [True, False]),
+        (lambda: classifier(InBuild(3)), [True, False]),
+        (Subclassed, [True, True, False]),
+    ],
+)
+def test_chains_start_at_the_initializers_of_a_users_weights(make, differ):
+    model = make()
+    model(X)
+    variables = [v for v in model.trainable_variables if "dense" not in v.path]
+    found = stacked_starts(model, variables, C, "fresh", np.array([1, 2]))
+    assert [bool(np.ptp(values, axis=0).max() > 0) for values in found] == differ
+    np.testing.assert_array_equal(found[-1], np.ones([C, 3]))
+
+
 def low_rank():
     layer = keras.layers.Dense(3)
     layer.build([None, 3])

@@ -393,6 +393,12 @@ def test_only_fit_samples(method):
     assert_equal(model.get_weights(), before)
 
 
+def test_another_loop_than_fit_is_refused():
+    callbacks = keras.callbacks.CallbackList([sampler()], model=make_model())
+    with pytest.raises(ValueError, match="must be given to fit. Received: by another loop"):
+        callbacks.on_train_begin()
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_one_sampler_a_fit(same):
     model, callback = make_model(), sampler()

@@ -342,8 +342,8 @@ class AnnealedEnsemble:
         if self._pool is None:
             self._batch = source.batch(_ROWS)
             reason = (
-                f"{source.kind}, which cannot be read again or gives other rows when it is (an "
-                "augmentation, for example, is better done in layers of the model)"
+                f"{source.kind}, which cannot be read again or gives other rows when it is "
+                "(augment in layers of the model, and leave drop_remainder out after a shuffle)"
                 if source.arrays is None
                 else f"{num_examples} examples with too few different inputs"
             )

@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import os
 import random
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,7 +58,8 @@ def stacked_starts(
         if id(variable) not in initializers:
             raise ValueError(
                 f"The layer of {variable.path} must have an initializer of this variable, from "
-                "which chains can start. Pass initial_states='model', or arrays [num_chains, ...]."
+                "which chains can start. Pass initial_states='model', or arrays [num_chains, ...], "
+                "as in chains=sgmcmc.keras.Chains(5, initial_states='model')."
             )
         seeds = [_integer(seed, i, chain) for chain in range(num_chains)]
         draws = [_draw(initializers[id(variable)], value, s) for s in seeds]
@@ -127,38 +129,55 @@ def _initializers(model: keras.Model) -> dict[int, Any]:
                 if callable(initializer):  # Keras takes functions, too
                     found.setdefault(id(variable), initializer)
     for layer in reversed(internals.layers(model)):  # a layer comes before those that it has
-        missing = [v for v in layer.trainable_variables if id(v) not in found]
-        if missing and not isinstance(layer, keras.Model):
+        missing = [v for v in _own_variables(layer) if v.trainable and id(v) not in found]
+        if missing:
             declared = _declared(layer)
-            keys = {id(v): (v.name, tuple(v.shape)) for v in missing}
-            found |= {i: declared[key] for i, key in keys.items() if key in declared}
+            found |= {id(v): declared[id(v)] for v in missing if id(v) in declared}
     return found
 
 
-def _declared(layer: keras.Layer) -> dict[Any, Any]:
-    """Returns the initializers with which a layer's `build` adds variables, by name and shape.
+def _declared(layer: keras.Layer) -> dict[int, Any]:
+    """Returns the initializers with which a layer adds its variables, by `id` of the variable.
 
     The scale of `RMSNormalization` and of attention, the matrices of `enable_lora`, and weights of
     a user's layer often have an initializer that no attribute holds. So a second layer with the
-    same configuration is built, and its calls of `add_weight` are recorded. Building draws from
-    Python's random generator, whose state is restored.
+    same configuration is built, and its calls of `add_weight` are recorded. Its variables are those
+    at the same places, or with the same names if it has others, as when it cannot be built. Making
+    it draws from Python's random generator, whose state is restored.
     """
-    found, state = {}, random.getstate()
-    with contextlib.suppress(Exception):  # a user's layer may not support being built this way
-        again = type(layer).from_config(layer.get_config())
-        add = again.add_weight
+    added: list[tuple[keras.Variable, Any]] = []
 
-        def watched(*arguments: Any, **options: Any) -> keras.Variable:
-            variable = add(*arguments, **options)
-            given = inspect.signature(add).bind(*arguments, **options).arguments
-            initializer = given.get("initializer") or "glorot_uniform"  # Keras' default
-            found[variable.name, tuple(variable.shape)] = keras.initializers.get(initializer)
-            return variable
+    def add_weight(self: keras.Layer, *arguments: Any, **options: Any) -> keras.Variable:
+        variable = type(layer).add_weight(self, *arguments, **options)
+        given = arguments[1] if len(arguments) > 1 else options.get("initializer")
+        initializer = keras.initializers.get(given or "glorot_uniform")  # Keras' default
+        added.append((variable, initializer))
+        return variable
 
-        again.add_weight = watched
+    again, state = None, random.getstate()
+    # A user's layer may not support being built this way.
+    with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
+        config, parameters = layer.get_config(), inspect.signature(type(layer).__init__).parameters
+        if all(p.kind is not inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+            config = {k: v for k, v in config.items() if k in parameters}
+        watched: Any = type("Watched", (type(layer),), {"add_weight": add_weight})
+        again = watched.from_config(config)
         again.build_from_config(layer.get_build_config())
     random.setstate(state)
-    return found
+    own, others = _own_variables(layer), [] if again is None else _own_variables(again)
+    if [v.shape for v in own] == [v.shape for v in others]:
+        initializers = {id(v): initializer for v, initializer in added}
+        pairs = zip(own, others, strict=True)
+        return {id(v): initializers[id(o)] for v, o in pairs if id(o) in initializers}
+    named = {(v.name, tuple(v.shape)): initializer for v, initializer in added}
+    keys = {id(v): (v.name, tuple(v.shape)) for v in own}
+    return {i: named[key] for i, key in keys.items() if key in named}
+
+
+def _own_variables(layer: keras.Layer) -> list[keras.Variable]:
+    """Returns the variables of a layer without those of the layers that it has."""
+    of_parts = {id(v) for part in internals.layers(layer)[1:] for v in part.weights}
+    return [v for v in layer.weights if id(v) not in of_parts]
 
 
 def _draw(initializer: Any, like: np.ndarray, seed: int) -> np.ndarray:
