@@ -339,9 +339,10 @@ def _committed(saved: Checkpoint, variables: Mapping[str, Mapping[str, Variable]
     tails: dict[str, dict[str, Any]] = {}
     checksums: dict[str, dict[str, Any]] = {}
     for group, members in variables.items():
-        for name in members:
+        for name in (*members, "draw"):  # the numbers of the draws need no tail
             place = f"[{group!r}][{name!r}]"
-            tails.setdefault(group, {})[name] = saved.leaves.get(f"tail{place}")
+            if name in members:
+                tails.setdefault(group, {})[name] = saved.leaves.get(f"tail{place}")
             # Earlier versions wrote none.
             checksums.setdefault(group, {})[name] = saved.leaves.get(f"checksums{place}")
     num_draws = saved.header.get("num_draws")
