@@ -455,3 +455,15 @@ def test_swapped_numbers_of_draws_are_refused(
         pytest.raises(ValueError, match="draw is damaged.*must have the checksum"),
     ):
         run.start(VARIABLES, {"seed": [0, 1]})
+
+
+@pytest.mark.parametrize("header", [3, {}, {"fingerprint": 3, "num_draws": 5}])
+def test_a_checkpoint_without_a_fingerprint_is_named(tmp_path: Path, header: Any) -> None:
+    make_run(tmp_path)
+    path = tmp_path / "checkpoint.npz"
+    npz.write(path, {"format": 1, "header": header, "leaves": [[0, None]]}, {})
+    with (
+        RunDirectory(tmp_path) as run,
+        pytest.raises(ValueError, match="checkpoint.npz is damaged"),
+    ):
+        run.start(VARIABLES, {"seed": [0, 1]})
