@@ -440,3 +440,30 @@ def test_draws_stay_readable_when_their_run_goes_on(tmp_path: Path) -> None:
         run.commit({"step": np.int64(17)}, finish=True)
         np.testing.assert_array_equal(run.draws("posterior", "w"), rows(17)["posterior"]["w"])
     np.testing.assert_array_equal(draws, rows(10)["posterior"]["w"])
+
+
+def test_swapped_numbers_of_draws_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state is whole, but xarray would show it with other numbers."""
+    monkeypatch.setattr(zarr_store, "_CHUNK_ROWS", 2)
+    make_run(tmp_path)
+    first, second = (tmp_path / "samples.zarr" / "posterior" / "draw" / f"c.{i}" for i in (0, 1))
+    first.rename(tmp_path / "x"), second.rename(first), (tmp_path / "x").rename(second)
+    with (
+        RunDirectory(tmp_path) as run,
+        pytest.raises(ValueError, match="draw is damaged.*must have the checksum"),
+    ):
+        run.start(VARIABLES, {"seed": [0, 1]})
+
+
+@pytest.mark.parametrize("header", [3, {}, {"fingerprint": 3, "num_draws": 5}])
+def test_a_checkpoint_without_a_fingerprint_is_named(tmp_path: Path, header: Any) -> None:
+    make_run(tmp_path)
+    path = tmp_path / "checkpoint.npz"
+    npz.write(path, {"format": 1, "header": header, "leaves": [[0, None]]}, {})
+    with (
+        RunDirectory(tmp_path) as run,
+        pytest.raises(ValueError, match="checkpoint.npz is damaged"),
+    ):
+        run.start(VARIABLES, {"seed": [0, 1]})

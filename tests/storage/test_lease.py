@@ -94,6 +94,15 @@ def test_a_process_that_ended_at_its_first_steps_is_succeeded(tmp_path: Path, te
     assert (tmp_path / "run.lock").read_text().startswith(SIGNATURE)
 
 
+@pytest.mark.parametrize("text", [None, "[" * 100_000])
+def test_a_damaged_lease_expires(tmp_path: Path, text: str | None) -> None:
+    foreign(tmp_path / "run.lock", process=None)
+    if text is not None:
+        (tmp_path / "run.lease").write_text(text)
+    with RunDirectory(tmp_path, is_shared=True) as run:
+        assert not run.has_run
+
+
 def test_a_worker_that_looks_while_another_one_begins_waits(tmp_path: Path) -> None:
     held = Lease(tmp_path / "run.lock")
     threading.Timer(0.1, held.release).start()

@@ -74,7 +74,7 @@ def load(path: Path) -> Checkpoint:
     with npz.reading(path, "a run", advice) as (contents, array):
         if (version := contents["format"]) == FORMAT_VERSION:
             leaves = {
-                name: None if dtype is None else array(str(i), dtype)
+                str(name): None if dtype is None else array(str(i), dtype)
                 for i, (name, dtype) in enumerate(contents["leaves"])
             }
             return Checkpoint(path, contents["header"], leaves)

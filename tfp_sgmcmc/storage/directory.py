@@ -177,7 +177,11 @@ class RunDirectory:
           ValueError: the checkpoint is damaged.
         """
         if self.has_run and self._saved is None:
-            self._saved = checkpoint.load(self.path / CHECKPOINT)
+            saved = checkpoint.load(self.path / CHECKPOINT)
+            header = saved.header
+            if not isinstance(header, dict) or not isinstance(header.get("fingerprint"), dict):
+                raise ValueError(f"{saved.path} is damaged, or was not written by a run.")
+            self._saved = saved
         return self._saved
 
     def start(
@@ -214,7 +218,8 @@ class RunDirectory:
                     shutil.rmtree(self.path / SAMPLES)
                 self._store = DrawStore(self.path / SAMPLES, variables, attributes)
                 return None
-            saved, self._saved = self._saved or checkpoint.load(self.path / CHECKPOINT), None
+            saved, self._saved = self.saved(), None
+            assert saved is not None
             self._compare(saved.header["fingerprint"])
             committed = _committed(saved, variables)
             self.num_committed = committed.num_draws
@@ -339,9 +344,10 @@ def _committed(saved: Checkpoint, variables: Mapping[str, Mapping[str, Variable]
     tails: dict[str, dict[str, Any]] = {}
     checksums: dict[str, dict[str, Any]] = {}
     for group, members in variables.items():
-        for name in members:
+        for name in (*members, "draw"):  # the numbers of the draws need no tail
             place = f"[{group!r}][{name!r}]"
-            tails.setdefault(group, {})[name] = saved.leaves.get(f"tail{place}")
+            if name in members:
+                tails.setdefault(group, {})[name] = saved.leaves.get(f"tail{place}")
             # Earlier versions wrote none.
             checksums.setdefault(group, {})[name] = saved.leaves.get(f"checksums{place}")
     num_draws = saved.header.get("num_draws")

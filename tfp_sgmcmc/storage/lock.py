@@ -179,7 +179,7 @@ def holder_of(lease: Path) -> str:
     """Returns the process that a lease names, in words; "" if there is none or it has ended."""
     try:
         holder = _holder(lease.read_text(errors="replace"))
-    except FileNotFoundError:
+    except OSError:  # there is none, or the run's folder cannot be read, of which its run tells
         return ""
     if not holder or _has_ended(holder):
         return ""
@@ -197,6 +197,21 @@ def replace_text(path: Path, text: str) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def read_object(path: Path, advice: str) -> dict[str, Any]:
+    """Returns the JSON object in a file.
+
+    Raises:
+      ValueError: the file is damaged; the message names it and gives `advice`.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds a {type(found).__name__} in place of a JSON object")
+    except (ValueError, RecursionError, IsADirectoryError) as error:
+        raise ValueError(f"{path} is damaged ({error}). {advice}") from error
+    return found
 
 
 def _place() -> dict[str, Any]:
@@ -240,7 +255,7 @@ def _holder(text: str) -> dict[str, Any]:
     """Returns the holder that a lease names; empty while it is being written or if damaged."""
     try:
         found = json.loads(text.removeprefix(SIGNATURE))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) and {"host", "process"} <= found.keys() else {}
 
@@ -253,7 +268,7 @@ def _has_ended(holder: dict[str, Any]) -> bool:
         os.kill(int(holder["process"]), 0)
     except ProcessLookupError:
         return True
-    except (PermissionError, ValueError, OverflowError):
+    except (PermissionError, ValueError, TypeError, OverflowError):
         return False
     return False
 

@@ -60,7 +60,13 @@ def shifted(x: np.ndarray) -> np.ndarray:
 
 def is_record(value: Any) -> bool:
     """Returns whether `record` made `value`."""
-    return isinstance(value, dict) and value.keys() == {_KEY, _ALLOWED}
+    if not isinstance(value, dict) or value.keys() != {_KEY, _ALLOWED}:
+        return False
+    about, allowed = value[_KEY], value[_ALLOWED]
+    if about is None or allowed is None:
+        return about is allowed
+    lists = isinstance(about, list) and isinstance(allowed, list) and len(about) == len(allowed)
+    return lists and all(isinstance(x, int | float) for x in [*about, *allowed])
 
 
 def are_same(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -206,8 +207,12 @@ def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             in_shards(**{"chains_per_shard": 2, "directory": folder} | options)
-    (folder / "shards.json").write_text("[]")
-    with pytest.raises(ValueError, match="shards.json is damaged"):
+    for text in ("[]", "[" * 100_000, '{"seed": [0, 1e999], "num_chains": 5}'):
+        (folder / "shards.json").write_text(text)
+        with pytest.raises(ValueError, match="shards.json is damaged"):
+            in_shards(chains_per_shard=2, directory=folder)
+    (folder / "shards.json").unlink()
+    with pytest.raises(ValueError, match="shards.json is missing"):
         in_shards(chains_per_shard=2, directory=folder)
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(ValueError, match="which holds other files"):
@@ -216,6 +221,48 @@ def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
         sgmcmc.open_shards(tmp_path)
     with pytest.raises(ValueError, match="a run of sample_chain or sample: xarray.open_zarr"):
         sgmcmc.open_shards(folder / "shard-0")
+
+
+def test_a_damaged_problem_is_named_and_written_again(tmp_path: Path) -> None:
+    options = dict(num_results=5, chains_per_shard=3, executor=Inline(), directory=tmp_path)
+    expected = in_shards(Walk, **options)
+    problem = tmp_path / "problem.json"
+    for content in (b"", b"null", b"\xff\xfe\x00"):
+        problem.write_bytes(content)
+        with pytest.raises(ValueError, match="problem.json is damaged .* Remove it"):
+            in_shards(Walk, **options)
+    problem.write_text(json.dumps({"initial_state": {"about": 3, "within": "x"}}))
+    with pytest.raises(ValueError, match="must sample the same problem"):
+        in_shards(Walk, **options)
+    problem.unlink()
+    assert_equal(in_shards(Walk, **options).states, expected.states)
+
+
+def test_damaged_shards_are_not_opened(tmp_path: Path) -> None:
+    in_shards(num_results=5, chains_per_shard=3, directory=tmp_path)
+    for name in ("shard-1.bak", "shard-01", "shard-x"):  # folders of someone else
+        shutil.copytree(tmp_path / "shard-1", tmp_path / name)
+    assert sgmcmc.open_shards(tmp_path).sizes["chain"] == 5
+    store = tmp_path / "shard-0" / SAMPLES
+    for file in (store / "zarr.json", store / "posterior" / "x" / "c.0.0.0"):
+        content = file.read_bytes()
+        for damage in (b"", b"[]"):
+            file.write_bytes(damage)
+            with pytest.raises(ValueError, match=f"{file}.*Restore it from a copy"):
+                sgmcmc.open_shards(tmp_path)
+        file.unlink()
+        with pytest.raises(ValueError, match=f"{file}.*Restore it from a copy"):
+            sgmcmc.open_shards(tmp_path)
+        file.write_bytes(content)
+    assert sgmcmc.open_shards(tmp_path).sizes["chain"] == 5
+
+
+def test_a_file_in_the_place_of_a_shard_fails_that_shard(tmp_path: Path) -> None:
+    in_shards(num_results=5, chains_per_shard=3, directory=tmp_path)
+    shutil.rmtree(tmp_path / "shard-1")
+    (tmp_path / "shard-1").write_text("")
+    with pytest.warns(UserWarning, match="Shard 1 failed.*shard-1 cannot be used"):
+        assert in_shards(num_results=5, chains_per_shard=3, directory=tmp_path).shards == (0,)
 
 
 class Elsewhere(Inline):

@@ -39,7 +39,7 @@ from tfp_sgmcmc.sampling.shards.shard_worker import (
 from tfp_sgmcmc.sampling.shards.sharded_result import ShardedResult, gather
 from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.storage.directory import LEASE, Directory, Resume, as_directory
-from tfp_sgmcmc.storage.lock import EXPIRY_SECONDS, holder_of, replace_text
+from tfp_sgmcmc.storage.lock import EXPIRY_SECONDS, holder_of, read_object, replace_text
 from tfp_sgmcmc.targets import Target
 
 _DEFAULT_CHAINS = 32  # in a shard
@@ -248,6 +248,11 @@ def open_manifest(
     if not path.exists():
         if resume in ("must", True):
             raise ValueError(f"The directory {folder} holds no run, but resume is {resume!r}.")
+        if any(folder.glob("shard-*")):
+            raise ValueError(
+                f"{path} is missing, and the run in shards cannot go on without it. Restore it "
+                "from a copy, or start in another directory."
+            )
         if folder.exists() and any(folder.iterdir()):
             names = ", ".join(sorted(p.name for p in folder.iterdir())[:3])
             raise ValueError(
@@ -263,11 +268,11 @@ def open_manifest(
             f"The directory {folder} holds a run already, but resume is {resume!r}. resume='auto' "
             "resumes the run."
         )
+    saved = read_object(path, "Restore it from a copy.")
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
         before = (int(saved["seed"][0]), int(saved["seed"][1]))
         found = {name: int(saved[name]) for name in cut}
-    except (ValueError, TypeError, KeyError, IndexError) as error:
+    except (ValueError, TypeError, LookupError, OverflowError) as error:
         raise ValueError(f"{path} is damaged ({error}). Restore it from a copy.") from error
     for name, value in {"seed": chosen or before, **cut}.items():
         if value != {"seed": before, **found}[name]:

@@ -32,7 +32,7 @@ from tfp_sgmcmc.sampling.run_fingerprint import describe_kernel, describe_target
 from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.storage.checkpoint import differences
 from tfp_sgmcmc.storage.directory import RunDirectory
-from tfp_sgmcmc.storage.lock import EXPIRY_SECONDS, Lease, replace_text
+from tfp_sgmcmc.storage.lock import EXPIRY_SECONDS, Lease, read_object, replace_text
 
 NUM_SEGMENTS = 20
 _BLOCK = 4096  # draws that are in memory at once
@@ -297,4 +297,4 @@ def _first_problem(folder: Path, problem: dict[str, Any]) -> dict[str, Any]:
                 replace_text(path, json.dumps(problem))
         finally:
             lease.release()
-    return json.loads(path.read_text(encoding="utf-8"))
+    return read_object(path, "Remove it, and the same call writes it again.")

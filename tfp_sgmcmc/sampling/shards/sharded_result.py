@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -19,7 +18,11 @@ from tfp_sgmcmc.internal.tables import Table
 from tfp_sgmcmc.sampling.result import SampleResult, Timings
 from tfp_sgmcmc.sampling.result_table import num_chains_of, table_of, title_of
 from tfp_sgmcmc.sampling.shards import shard_worker
-from tfp_sgmcmc.storage.directory import SAMPLES
+from tfp_sgmcmc.storage.directory import CHECKPOINT, SAMPLES
+from tfp_sgmcmc.storage.lock import read_object
+from tfp_sgmcmc.storage.stored_draws import StoredDraws
+
+_ADVICE = "Restore it from a copy, or name the other shards."
 
 
 class ShardedDraws:
@@ -166,12 +169,13 @@ def open_shards(directory: str | os.PathLike[str], shards: Iterable[int] | None 
 
     Raises:
       TypeError: `directory` is not a path, or `shards` are not integers.
-      ValueError: none of these shards has written draws there.
+      ValueError: none of these shards has written draws there, or they are damaged.
       ModuleNotFoundError: xarray or zarr is not installed.
     """
     folder = checks.path("directory", directory)
     if shards is None:
-        shards = [int(path.name.removeprefix("shard-")) for path in folder.glob("shard-*")]
+        names = [path.name.removeprefix("shard-") for path in folder.glob("shard-*")]
+        shards = [int(name) for name in names if name.isdecimal() and name == str(int(name))]
     elif not isinstance(shards, Sequence | set | frozenset | np.ndarray):
         raise TypeError(f"shards must be numbers of shards. Received: {shards!r}.")
     numbers = sorted(checks.integer("shards", i, 0) for i in shards)
@@ -191,8 +195,7 @@ def open_shards(directory: str | os.PathLike[str], shards: Iterable[int] | None 
             f"directory must hold a run in shards with draws. Received: {os.fspath(directory)!r}, "
             f"{found}."
         )
-    chunks: Any = {} if importlib.util.find_spec("dask") else None
-    parts = [xarray.open_zarr(store, group="posterior", chunks=chunks) for store in stores]
+    parts = [_opened(store) for store in stores]
     length = min(part.sizes["draw"] for part in parts)
     data = xarray.concat(
         [part.isel(draw=slice(length)) for part in parts], "chain", data_vars="minimal"
@@ -201,9 +204,33 @@ def open_shards(directory: str | os.PathLike[str], shards: Iterable[int] | None 
 
 
 def _shows_draws(store: Path) -> bool:
-    """Returns whether the store has the metadata that its first checkpoint writes last."""
+    """Returns whether the store has the metadata that its first checkpoint writes last.
+
+    Raises:
+      ValueError: the metadata is damaged, or missing beside a checkpoint.
+    """
     metadata = store / "zarr.json"
-    return metadata.exists() and bool(json.loads(metadata.read_text()).get("consolidated_metadata"))
+    if metadata.exists():
+        return bool(read_object(metadata, _ADVICE).get("consolidated_metadata"))
+    if (store.parent / CHECKPOINT).exists():
+        raise ValueError(f"{metadata} is missing. {_ADVICE}")
+    return False
+
+
+def _opened(store: Path) -> Any:
+    """Returns the draws in a store, whose files are all there: xarray reads zeros for others."""
+    import xarray
+    import zarr
+
+    chunks: Any = {} if importlib.util.find_spec("dask") else None
+    try:
+        for name, array in zarr.open_group(store, mode="r")["posterior"].arrays():
+            if name != "chain":
+                lead = None if name == "draw" else array.shape[:1]
+                StoredDraws(array, lead, array.shape[0 if lead is None else 1], None).verify()
+        return xarray.open_zarr(store, group="posterior", chunks=chunks)
+    except Exception as error:  # damage has many kinds
+        raise ValueError(f"{store} is damaged ({error}). {_ADVICE}") from error
 
 
 def gather(
