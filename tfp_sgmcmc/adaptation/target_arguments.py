@@ -156,8 +156,9 @@ def _is_known(folder: Path, target: StreamedLogProb, show: Any) -> bool:
         has_pool = (folder / pooled.FILE).exists()
         if has_pool:
             warnings.warn(
-                f"The run in {folder} was begun by a version of the library that did not record "
-                "the data. Whether they are the same now cannot be checked.",
+                f"The run in {folder} has no {data_record.FILE}, which records its data: it was "
+                "deleted, or an older version of the library wrote none. Whether the data are the "
+                "same now cannot be checked.",
                 stacklevel=6,
             )
         return has_pool
