@@ -67,7 +67,7 @@ def test_sample_takes_files_that_are_sorted_and_resumes_from_its_pool(tmp_path: 
         sgmcmc.sample(stream(rows, 3_000), start, 240, **options)
     (tmp_path / "data.npz").unlink()
     words = r"pool.npz must hold a pool of 3000 .* 4000 .* directory\.$"
-    with pytest.warns(UserWarning, match="not record the data"), pytest.raises(ValueError) as wrong:
+    with pytest.warns(UserWarning, match="has no data.npz"), pytest.raises(ValueError) as wrong:
         sgmcmc.sample(stream(rows, 3_000), start, 240, **options)
     assert re.search(words, str(wrong.value))
 
