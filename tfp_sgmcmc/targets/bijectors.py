@@ -161,9 +161,25 @@ def check_prior(prior: Any) -> None:
 
 
 def default_bijector(prior: Any) -> Any:
-    """Returns the bijector from unconstrained parts to those of `prior`."""
+    """Returns the bijector from unconstrained parts to those of `prior`; or raises TypeError."""
     mend_pad()
-    return prior.experimental_default_event_space_bijector()
+    try:
+        bijector = prior.experimental_default_event_space_bijector()
+    except AttributeError as error:
+        if "'NoneType'" not in str(error):  # the bijector of a discrete part is None
+            raise
+        raise _is_discrete(prior) from error
+    if bijector is None:
+        raise _is_discrete(prior)
+    return bijector
+
+
+def _is_discrete(prior: Any) -> TypeError:
+    return TypeError(
+        "joint must have continuous parts, because a discrete part has no gradient. "
+        f"Received: a {type(prior).__name__} with parts of shapes {prior.event_shape}. Sum the "
+        "likelihood over the values of a discrete part."
+    )
 
 
 def median_start(sample: Callable[..., Any], unconstrain: Callable[[State], State]) -> State:

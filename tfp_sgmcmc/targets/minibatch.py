@@ -218,9 +218,14 @@ class MinibatchLogProb(ModelTarget):
           **options: the class's keywords, without `bijector`.
 
         Raises:
-          TypeError: `joint` is not a distribution.
+          TypeError: `joint` is not a distribution, or has discrete parts; a bijector is given.
           ValueError: `joint` has a batch shape.
         """
+        if "bijector" in options:
+            raise TypeError(
+                "bijector must be left out, because that of joint is taken. Received: "
+                f"{options['bijector']}. MinibatchLogProb(joint.log_prob, ...) takes another."
+            )
         bijectors.check_prior(joint)
         bijector = bijectors.default_bijector(joint)
         target = cls(
