@@ -360,6 +360,10 @@ def test_bad_input() -> None:
     for bad in ([np.ones([5, 2])], np.ones([5, 2]), None):
         with pytest.raises(TypeError, match=f"result must .* Received: a {type(bad).__name__}"):
             sgmcmc.report(bad)
+    chain = tfp.mcmc.StatesAndTrace(np.ones([5, 2], np.float32), ())
+    for check in (sgmcmc.report, sgmcmc.certify):
+        with pytest.raises(TypeError, match="Received: a StatesAndTrace of tfp.mcmc"):
+            check(chain, lambda x: -(x**2))
 
 
 @pytest.mark.parametrize(

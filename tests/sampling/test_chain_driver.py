@@ -487,6 +487,12 @@ def test_a_state_of_integers() -> None:
     assert set(np.unique(result.states)) == {0, 1}
 
 
+def test_kernels_that_take_no_dict_are_named() -> None:
+    kernel = tfp.mcmc.HamiltonianMonteCarlo(lambda x: -(x**2), 0.1, 2)
+    with pytest.raises(TypeError, match="list of tensors for a HamiltonianMonteCarlo"):
+        sgmcmc.sample_chain(kernel, {"x": tf.constant(0.0)}, 2, **EAGER)
+
+
 def test_a_call_inside_a_program_is_refused() -> None:
     call = functools.partial(sgmcmc.sample_chain, Walk(), tf.zeros([2]), 2, **EAGER)
     with pytest.raises(RuntimeError, match="sample_chain must be called eagerly"):

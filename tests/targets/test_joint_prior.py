@@ -87,6 +87,25 @@ def test_what_is_no_single_distribution_is_refused() -> None:
         sgmcmc.MinibatchLogProb.from_joint(tfd.Normal([0.0, 1.0], 1.0), log_likelihood, ROWS)
 
 
+@pytest.mark.parametrize(
+    "prior",
+    [
+        tfd.Poisson(3.0),  # its dtype is float32
+        tfd.JointDistributionNamed({"mu": tfd.Poisson(3.0), "sigma": tfd.HalfNormal(1.0)}),
+    ],
+)
+def test_discrete_parts_are_refused(prior: Any) -> None:
+    with pytest.raises(TypeError, match="joint must have continuous parts"):
+        sgmcmc.MinibatchLogProb.from_joint(prior, log_likelihood, ROWS)
+
+
+def test_a_prior_has_a_bijector_already() -> None:
+    with pytest.raises(TypeError, match="bijector must be left out"):
+        sgmcmc.MinibatchLogProb.from_joint(
+            tfd.Normal(0.0, 1.0), log_likelihood, ROWS, bijector=tfp.bijectors.Exp()
+        )
+
+
 def test_other_targets_need_a_start() -> None:
     target = sgmcmc.MinibatchLogProb(lambda x: -(x**2), lambda x, batch: x * batch, ROWS)
     with pytest.raises(ValueError, match="initial_state must be given, unless"):

@@ -39,6 +39,17 @@ def floating_parts(name: str, nest: State) -> State:
     return tf.nest.map_structure(convert, nest)
 
 
+def parameters_of(result: Any) -> Any:
+    """Returns `result`; raises TypeError if it is what `tfp.mcmc.sample_chain` returns."""
+    if hasattr(result, "all_states"):
+        raise TypeError(
+            "result must hold draws of the parameters by name. Received: a "
+            f"{type(result).__name__} of tfp.mcmc. Give its all_states, through target.constrain "
+            'if the target has a bijector, and a single part as {"state": ...}.'
+        )
+    return result
+
+
 class PeriodicReducer(tfp.experimental.mcmc.Reducer):
     """Updates its result at every `every`-th state of a chain on a target.
 

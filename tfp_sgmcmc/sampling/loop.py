@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -384,6 +384,12 @@ def start_of(kernel: tfp.mcmc.TransitionKernel, state: Any) -> Position:
             "initial_state must be a state of the kernel's log posterior. Received: "
             f"{_listed(state, 'initial_state')}, and {error}"
         ) from error
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        if isinstance(state, Mapping) and type(kernel).__module__.startswith(tfp.__name__):
+            wanted = f"a tensor or a list of tensors for a {type(kernel).__name__}"
+            received = _listed(state, "initial_state")
+            raise TypeError(f"initial_state must be {wanted}. Received: {received}.") from error
+        raise
     return Position(tf.zeros([], tf.int64), state, results)
 
 

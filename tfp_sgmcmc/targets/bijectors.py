@@ -145,11 +145,19 @@ def _check(_: Any, bijector: Any) -> Any:
     return bijector
 
 
-def prior_and_bijector(joint: Any) -> tuple[Callable[..., tf.Tensor], Any]:
+def prior_and_bijector(
+    joint: Any, options: Mapping[str, Any]
+) -> tuple[Callable[..., tf.Tensor], Any]:
     """Returns the log density of a distribution of a state's parts, and `default_bijector`.
 
-    Raises TypeError or ValueError unless it is one distribution.
+    Raises TypeError or ValueError unless it is one distribution, and if `options` of the target
+    have another bijector.
     """
+    if "bijector" in options:
+        raise TypeError(
+            "bijector must be left out, because that of joint is taken. Received: "
+            f"{options['bijector']}. With another one, give joint.log_prob to the class."
+        )
     if not isinstance(joint, tfp.distributions.Distribution):
         raise TypeError(
             "joint must be a tfp.distributions.Distribution, such as a JointDistributionNamed. "
@@ -165,9 +173,25 @@ def prior_and_bijector(joint: Any) -> tuple[Callable[..., tf.Tensor], Any]:
 
 
 def default_bijector(prior: Any) -> Any:
-    """Returns the bijector from unconstrained parts to those of `prior`."""
+    """Returns the bijector from unconstrained parts to those of `prior`; or raises TypeError."""
     mend_pad()
-    return prior.experimental_default_event_space_bijector()
+    try:
+        bijector = prior.experimental_default_event_space_bijector()
+    except AttributeError as error:
+        if "'NoneType'" not in str(error):  # the bijector of a discrete part is None
+            raise
+        raise _is_discrete(prior) from error
+    if bijector is None:
+        raise _is_discrete(prior)
+    return bijector
+
+
+def _is_discrete(prior: Any) -> TypeError:
+    return TypeError(
+        "joint must have continuous parts, because a discrete part has no gradient. "
+        f"Received: a {type(prior).__name__} with parts of shapes {prior.event_shape}. Sum the "
+        "likelihood over the values of a discrete part."
+    )
 
 
 def median_start(sample: Callable[..., Any], unconstrain: Callable[[State], State]) -> State:

@@ -218,10 +218,10 @@ class MinibatchLogProb(ModelTarget):
           **options: the class's keywords, without `bijector`.
 
         Raises:
-          TypeError: `joint` is not a distribution.
+          TypeError: `joint` is not a distribution, or has discrete parts; a bijector is given.
           ValueError: `joint` has a batch shape.
         """
-        prior, bijector = bijectors.prior_and_bijector(joint)
+        prior, bijector = bijectors.prior_and_bijector(joint, options)
         target = cls(prior, log_likelihood_fn, data, batch_size, bijector=bijector, **options)
         target.initial_state = bijectors.median_start(joint.sample, target.unconstrain)
         return target

@@ -271,10 +271,10 @@ class StreamedLogProb(Target):
           **options: the class's keywords, without `bijector`.
 
         Raises:
-          TypeError: `joint` is not a distribution.
+          TypeError: `joint` is not a distribution, or has discrete parts; a bijector is given.
           ValueError: `joint` has a batch shape.
         """
-        prior, bijector = prior_and_bijector(joint)
+        prior, bijector = prior_and_bijector(joint, options)
         target = cls(prior, log_likelihood_fn, dataset, num_examples, bijector=bijector, **options)
         model = target.of_one_batch
         model.initial_state = median_start(joint.sample, model.unconstrain)
