@@ -73,6 +73,22 @@ def test_a_stream_has_the_same_prior_and_start() -> None:
     tf.nest.map_structure(np.testing.assert_array_equal, settings.state, state)
 
 
+def test_xla_compiles_no_gradient_of_automatic_batches() -> None:
+    """It would compile a step of NUTS again for each step size."""
+
+    def model() -> Any:
+        mu = yield tfd.JointDistributionCoroutine.Root(tfd.Normal(5.0, 1.0, name="mu"))
+        yield tfd.Independent(tfd.Normal(mu[..., None] + 0 * ROWS, 2.0), 1, name="y")
+
+    kinds = tfd.JointDistributionCoroutineAutoBatched, tfd.JointDistributionCoroutine
+    targets = [kind(model).experimental_pin(y=ROWS) for kind in kinds]
+    for prior in (by_coroutine(), by_name()):
+        targets.append(sgmcmc.MinibatchLogProb.from_joint(prior, log_likelihood, ROWS))
+    found = [TargetSettings(x, None, None, None, 500, 4, None, False) for x in targets]
+    assert [x.jit_compile for x in found] == [False, True, False, True]
+    assert ["tf.vectorized_map" in "".join(x._lines) for x in found] == [True, False, True, False]
+
+
 def test_a_single_part_may_have_any_distribution() -> None:
     target = sgmcmc.MinibatchLogProb.from_joint(
         tfd.Gamma(2.0, 1.0), lambda rate, batch: -rate[..., None] * batch, np.abs(ROWS)

@@ -183,6 +183,17 @@ class StoredDraws:
         return rows.reshape(stop - start, *self.shape[1:])
 
 
+def verify_store(store: Path) -> None:
+    """Raises ValueError unless all chunks of draws in a zarr store are there."""
+    import zarr
+
+    group: Any = zarr.open_group(store, mode="r")["posterior"]
+    for name, array in group.arrays():
+        if name != "chain":
+            lead = None if name == "draw" else array.shape[:1]
+            StoredDraws(array, lead, array.shape[0 if lead is None else 1], None).verify()
+
+
 def read_run_id(store: Path) -> str | None:
     """Returns the identifier of the run that wrote a store; None if it has none."""
     return json.loads((store / "zarr.json").read_bytes()).get("attributes", {}).get(RUN_ID)

@@ -194,6 +194,16 @@ def _is_discrete(prior: Any) -> TypeError:
     )
 
 
+def compiles_anew(joint: Any) -> bool:
+    """Returns whether XLA compiles gradients of a distribution again for each step size.
+
+    It does if the distribution is batched automatically, by `tf.vectorized_map`. That makes a
+    function, from which the gradient takes shapes, and XLA takes everything that goes into the
+    function for numbers that it must know.
+    """
+    return bool(getattr(joint, "use_vectorized_map", False))
+
+
 def median_start(sample: Callable[..., Any], unconstrain: Callable[[State], State]) -> State:
     """Returns the medians of the entries of unconstrained draws that `sample` makes."""
     with warnings.catch_warnings():  # autobatched priors say that stateless draws are slow

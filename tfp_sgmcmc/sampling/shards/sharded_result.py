@@ -20,7 +20,7 @@ from tfp_sgmcmc.sampling.result_table import num_chains_of, table_of, title_of
 from tfp_sgmcmc.sampling.shards import shard_worker
 from tfp_sgmcmc.storage.directory import CHECKPOINT, SAMPLES
 from tfp_sgmcmc.storage.lock import read_object
-from tfp_sgmcmc.storage.stored_draws import StoredDraws
+from tfp_sgmcmc.storage.stored_draws import verify_store
 
 _ADVICE = "Restore it from a copy, or name the other shards."
 
@@ -220,14 +220,10 @@ def _shows_draws(store: Path) -> bool:
 def _opened(store: Path) -> Any:
     """Returns the draws in a store, whose files are all there: xarray reads zeros for others."""
     import xarray
-    import zarr
 
     chunks: Any = {} if importlib.util.find_spec("dask") else None
     try:
-        for name, array in zarr.open_group(store, mode="r")["posterior"].arrays():
-            if name != "chain":
-                lead = None if name == "draw" else array.shape[:1]
-                StoredDraws(array, lead, array.shape[0 if lead is None else 1], None).verify()
+        verify_store(store)
         return xarray.open_zarr(store, group="posterior", chunks=chunks)
     except Exception as error:  # damage has many kinds
         raise ValueError(f"{store} is damaged ({error}). {_ADVICE}") from error
