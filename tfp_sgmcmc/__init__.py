@@ -25,13 +25,13 @@ __all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    keras_backend.check()
-    if _HOMES[name] == __name__:
+    if name in _HOMES:
+        keras_backend.check()
+    if _HOMES.get(name) == __name__:
         return importlib.import_module(f"{__name__}.{name}")
-    value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
-    return value
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
