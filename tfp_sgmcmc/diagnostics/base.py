@@ -39,15 +39,14 @@ def floating_parts(name: str, nest: State) -> State:
     return tf.nest.map_structure(convert, nest)
 
 
-def parameters_of(result: Any) -> Any:
-    """Returns `result`; raises TypeError if it is what `tfp.mcmc.sample_chain` returns."""
+def refuse_trace(result: Any) -> None:
+    """Raises TypeError if `result` is what `tfp.mcmc.sample_chain` returns."""
     if hasattr(result, "all_states"):
         raise TypeError(
             "result must hold draws of the parameters by name. Received: a "
             f"{type(result).__name__} of tfp.mcmc. Give its all_states, through target.constrain "
             'if the target has a bijector, and a single part as {"state": ...}.'
         )
-    return result
 
 
 class PeriodicReducer(tfp.experimental.mcmc.Reducer):

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.diagnostics.base import floating_parts, parameters_of
+from tfp_sgmcmc.diagnostics.base import floating_parts, refuse_trace
 from tfp_sgmcmc.diagnostics.convergence import batch_means_standard_error, chain_dependence
 from tfp_sgmcmc.diagnostics.vector_functions import (
     log_prob_of_vectors,
@@ -422,7 +422,8 @@ def _draws(result: Any, target: Target) -> tuple[State, Any]:
         found = tf.nest.map_structure(np.asarray, result.states)
         is_constrained = result.bijector is not None
     else:
-        found, is_constrained = parameters_of(result), True
+        refuse_trace(result)
+        found, is_constrained = result, True
     found = floating_parts("result", found)
     if not all(x.shape.rank for x in tf.nest.flatten(found)):
         raise ValueError(f"result must hold draws [draws, chains, event...]. Received: {result!r}.")

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.diagnostics import chain_checks
-from tfp_sgmcmc.diagnostics.base import parameters_of
+from tfp_sgmcmc.diagnostics.base import refuse_trace
 from tfp_sgmcmc.diagnostics.bias import Bias, Entries, EntryTests, draws_and_gradients, find_bias
 from tfp_sgmcmc.diagnostics.draw_summary import plot_deviations
 from tfp_sgmcmc.internal import checks
@@ -329,7 +329,7 @@ def _without_names(variables: dict[str, np.ndarray]) -> Any:
 
 def _variables(result: Any) -> dict[str, np.ndarray]:
     """Returns arrays `[draws, chains, event...]` by name."""
-    parameters_of(result)
+    refuse_trace(result)
     if hasattr(result, "named_draws"):
         found = result.named_draws()
     elif hasattr(result, "posterior"):  # an xarray.DataTree is a mapping, too

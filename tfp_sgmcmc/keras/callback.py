@@ -473,9 +473,8 @@ class SamplerCallback(keras.callbacks.Callback):
             raise ValueError(f"A SamplerCallback must be given to fit. Received: by {method}.")
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if "epochs" not in (self.params or {}):
-            raise ValueError("A SamplerCallback must be given to fit. Received: by another loop.")
-        self.is_in_fit = True
+        self.is_in_fit = "epochs" in (self.params or {})
+        self._check_fit("another loop")
         is_stored = isinstance(self._recorder.samples, StoredSampleLog)
         batch_steps.check_callbacks(self._callback_list, self, is_stored)
         num_epochs, model = self.params["epochs"], self.model

@@ -344,12 +344,10 @@ def _committed(saved: Checkpoint, variables: Mapping[str, Mapping[str, Variable]
     tails: dict[str, dict[str, Any]] = {}
     checksums: dict[str, dict[str, Any]] = {}
     for group, members in variables.items():
-        for name in (*members, "draw"):  # the numbers of the draws need no tail
-            place = f"[{group!r}][{name!r}]"
-            if name in members:
-                tails.setdefault(group, {})[name] = saved.leaves.get(f"tail{place}")
-            # Earlier versions wrote none.
-            checksums.setdefault(group, {})[name] = saved.leaves.get(f"checksums{place}")
+        places = {name: f"[{group!r}][{name!r}]" for name in (*members, "draw")}
+        tails[group] = {name: saved.leaves.get(f"tail{places[name]}") for name in members}
+        # Earlier versions wrote none.
+        checksums[group] = {n: saved.leaves.get(f"checksums{at}") for n, at in places.items()}
     num_draws = saved.header.get("num_draws")
     if not isinstance(num_draws, int) or any(x is None for g in tails.values() for x in g.values()):
         raise ValueError(f"{saved.path} is damaged, or was not written by a run.")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -183,15 +184,13 @@ class StoredDraws:
         return rows.reshape(stop - start, *self.shape[1:])
 
 
-def verify_store(store: Path) -> None:
-    """Raises ValueError unless all chunks of draws in a zarr store are there."""
-    import zarr
-
-    group: Any = zarr.open_group(store, mode="r")["posterior"]
-    for name, array in group.arrays():
-        if name != "chain":
-            lead = None if name == "draw" else array.shape[:1]
-            StoredDraws(array, lead, array.shape[0 if lead is None else 1], None).verify()
+@contextlib.contextmanager
+def named(path: Path, advice: str) -> Generator[None]:
+    """Names the part of a store that cannot be opened, and says what to do."""
+    try:
+        yield
+    except Exception as error:  # damage has many kinds
+        raise ValueError(f"{path} is damaged or missing ({error}). {advice}") from error
 
 
 def read_run_id(store: Path) -> str | None:

@@ -7,7 +7,7 @@ import datetime
 import threading
 import uuid
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -23,6 +23,7 @@ LIBRARY = {"inference_library": "tfp_sgmcmc", "inference_library_version": __ver
 _CHUNK_BYTES = 2**23  # of a chunk of all arrays together; fewer draws wait in memory
 _CHUNK_ROWS = 10_000
 _LONGEST_NAME = 200  # bytes
+_ADVICE = "Restore it from a copy, or start in another directory."
 _FILTERS = threading.Lock()
 
 Groups = Mapping[str, Mapping[str, Any]]
@@ -223,7 +224,7 @@ class DrawStore:
     def _open(self, committed: Committed) -> None:
         stored_draws.refuse_links(self.path)
         for group in (*self.variables, ""):
-            with _named(self.path / group):
+            with stored_draws.named(self.path / group, _ADVICE):
                 opened = self._zarr.open_group(self.path, path=group, mode="r+")
             if group:
                 self._write_chains(opened)
@@ -266,7 +267,7 @@ class DrawStore:
     def _open_array(self, group: str, name: str, variable: stored_draws.Variable) -> Any:
         """Opens an array, checks that no chunk is missing, and drops uncommitted draws."""
         path, axis = self.path / group / name, variable.draw_axis
-        with _named(path):
+        with stored_draws.named(path, _ADVICE):
             # Chunks of zeros are files as well; open_array does not take this setting.
             array = self._zarr.open_array(path, mode="r+")
             array = array.with_config({"write_empty_chunks": True})
@@ -344,16 +345,14 @@ def _chunk_rows(variables: Variables) -> int:
     return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // total))
 
 
-@contextlib.contextmanager
-def _named(path: Path) -> Generator[None]:
-    """Names the part of the store that cannot be opened."""
-    try:
-        yield
-    except Exception as error:  # damage has many kinds
-        raise ValueError(
-            f"{path} is damaged or missing ({error}). Restore it from a copy, or start in another "
-            "directory."
-        ) from error
+def verify_store(store: Path, advice: str) -> None:
+    """Raises ValueError, with `advice`, unless all chunks of draws in a store are there."""
+    zarr: Any = _zarr()
+    with stored_draws.named(store, advice):
+        for name, array in zarr.open_group(store, mode="r")["posterior"].arrays():
+            if name != "chain":
+                lead, draw_axis = (None, 0) if name == "draw" else (array.shape[:1], 1)
+                stored_draws.StoredDraws(array, lead, array.shape[draw_axis], None).verify()
 
 
 def _check(group: str, members: Mapping[str, stored_draws.Variable]) -> None:

@@ -229,9 +229,8 @@ class StreamedLogProb(Target):
 
     def _batches(self, epoch: int) -> tf.data.Dataset:
         """Returns an epoch of batches of n."""
-        if self._are_batches:
-            return untuned(self._given_fn(epoch))
-        return self._in_rows(epoch).rebatch(self.batch_size, drop_remainder=True)
+        rows = self._in_rows(epoch)  # as they are given, if they are batches
+        return rows if self._are_batches else rows.rebatch(self.batch_size, drop_remainder=True)
 
     @classmethod
     def from_joint(
@@ -331,8 +330,8 @@ class StreamedLogProb(Target):
 
     def reads(self, start: int = 0) -> Iterator[Any]:
         """Yields batches `[K, n, ...]` endlessly, beginning with the batch of step `start`."""
-        (epoch, skipped), k = divmod(start, self._epoch_batches), self.batches_per_read
-        rest, size = None, k * self.batch_size
+        epoch, skipped = divmod(start, self._epoch_batches)
+        k, rest, size = self.batches_per_read, None, self.batches_per_read * self.batch_size
         while True:
             seen = skipped
             with self._faults.named(

@@ -238,8 +238,12 @@ def test_a_damaged_problem_is_named_and_written_again(tmp_path: Path) -> None:
     assert_equal(in_shards(Walk, **options).states, expected.states)
 
 
-def test_damaged_shards_are_not_opened(tmp_path: Path) -> None:
+def test_damaged_shards_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_shards(num_results=5, chains_per_shard=3, directory=tmp_path)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "zarr", None)
+        with pytest.raises(ModuleNotFoundError, match="Draws on disk need zarr. Install it"):
+            sgmcmc.open_shards(tmp_path)
     for name in ("shard-1.bak", "shard-01", "shard-x"):  # folders of someone else
         shutil.copytree(tmp_path / "shard-1", tmp_path / name)
     assert sgmcmc.open_shards(tmp_path).sizes["chain"] == 5

@@ -20,7 +20,8 @@ from tfp_sgmcmc.sampling.result_table import num_chains_of, table_of, title_of
 from tfp_sgmcmc.sampling.shards import shard_worker
 from tfp_sgmcmc.storage.directory import CHECKPOINT, SAMPLES
 from tfp_sgmcmc.storage.lock import read_object
-from tfp_sgmcmc.storage.stored_draws import verify_store
+from tfp_sgmcmc.storage.stored_draws import named
+from tfp_sgmcmc.storage.zarr_store import verify_store
 
 _ADVICE = "Restore it from a copy, or name the other shards."
 
@@ -222,11 +223,9 @@ def _opened(store: Path) -> Any:
     import xarray
 
     chunks: Any = {} if importlib.util.find_spec("dask") else None
-    try:
-        verify_store(store)
+    verify_store(store, _ADVICE)
+    with named(store, _ADVICE):
         return xarray.open_zarr(store, group="posterior", chunks=chunks)
-    except Exception as error:  # damage has many kinds
-        raise ValueError(f"{store} is damaged ({error}). {_ADVICE}") from error
 
 
 def gather(
