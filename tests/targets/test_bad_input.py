@@ -48,7 +48,7 @@ def with_nan(at: int, value: float = np.nan) -> np.ndarray:
         (dict(data=np.float32(1.0)), ValueError, r"leading axes of N .* Received: shapes \[\(\)\]"),
         (dict(data=with_nan(7)), ValueError, "NaN or infinite entry, first in example 7"),
         (dict(data=with_nan(19, np.inf)), ValueError, "NaN or infinite entry, first in example 19"),
-        (dict(data=np.array(["a"] * 20)), TypeError, "must hold numbers. .* dtype string"),
+        (dict(data=np.array(["a"] * 20)), TypeError, "hold numbers. .* dtype string. Encode them"),
         (dict(data=np.ones(20, complex)), TypeError, "must hold numbers. .* dtype complex128"),
         (
             dict(data=tf.data.Dataset.from_tensor_slices(X)),
@@ -197,6 +197,14 @@ def test_data_and_state_of_different_dtypes(data: Any, state: tf.Tensor, advice:
         assert cast(state).dtype == state.dtype
 
 
+def test_a_prior_of_another_dtype_than_the_state() -> None:
+    double = target(log_prior_fn=tfp.distributions.Normal(np.float64(0), np.float64(1)).log_prob)
+    message = "log_prior_fn failed for a state of dtype float32: it holds numbers of dtype float64"
+    for use in double, lambda state: sgmcmc.find_center(double, state):
+        with pytest.raises(TypeError, match=message):
+            use(tf.constant(0.5))
+
+
 def test_integer_data_are_not_blamed_for_other_errors() -> None:
     """Groups are picked by integers, which stay integers. The effects are of too few groups."""
     seen = []
@@ -324,6 +332,9 @@ def test_states_of_another_size_than_the_data_allow() -> None:
     raised = rf"{message} It raised: .*Incompatible shapes.* as in theta\[..., None\]"
     with pytest.raises(ValueError, match=raised):
         sgmcmc.SGLD(flat, 0.1).bootstrap_results(tf.zeros([3]))
+    in_graph = r"shapes \(3,\) and examples of \(20, 2\)\. It raised: Dimensions must be equal"
+    with pytest.raises(ValueError, match=in_graph):
+        sgmcmc.ControlVariate(flat, tf.zeros([3]))
     prior = target(log_prior_fn=lambda t: tf.linalg.matvec(tf.eye(2), t)[..., 0])
     with pytest.raises(ValueError, match=r"log_prior_fn failed for a state of shapes \(3,\)\. It"):
         sgmcmc.SGLD(prior, 0.1).bootstrap_results(tf.zeros([3]))

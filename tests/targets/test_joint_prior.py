@@ -71,6 +71,8 @@ def test_a_stream_has_the_same_prior_and_start() -> None:
     np.testing.assert_allclose(stream(**state), target(**state), rtol=1e-6)
     settings = TargetSettings(stream, None, None, None, 500, 4, False, False)
     tf.nest.map_structure(np.testing.assert_array_equal, settings.state, state)
+    loaded, _ = sgmcmc.draw_pool(stream)
+    np.testing.assert_allclose(loaded(**state), target(**state), rtol=1e-6)
 
 
 def test_xla_compiles_no_gradient_of_automatic_batches() -> None:

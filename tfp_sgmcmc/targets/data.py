@@ -91,8 +91,13 @@ def as_tensor(x: Any, dtype: Any, name: str = "data") -> tf.Tensor:
             f"{name} must hold arrays. Received: a {type(x).__name__}: {error}"
         ) from error
     if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
-        found = tensor.dtype.name
-        raise TypeError(f"{name} must hold numbers. Received: an array of dtype {found}.")
+        found, advice = tensor.dtype.name, ""
+        if tensor.dtype == tf.string:
+            advice = (
+                " Encode them as numbers 0, 1, ..., for example by names, codes = "
+                "np.unique(strings, return_inverse=True), or leave them out."
+            )
+        raise TypeError(f"{name} must hold numbers. Received: an array of dtype {found}.{advice}")
     return tf.cast(tensor, dtype) if dtype is not None and tensor.dtype.is_floating else tensor
 
 

@@ -25,6 +25,7 @@ from tfp_sgmcmc.targets.bijectors import (
 
 # Words of errors that a mixture of dtypes may have raised; TensorFlow calls float64 "double".
 _OF_TYPES = re.compile(r"\b(dtypes?|types?|double|half|bool|u?int\d*|float\d*)\b")
+_UNEQUAL_TYPES = re.compile(r"must have the same dtype, got tf\.(\w+) != tf\.(\w+)")
 
 
 class LinearModel:
@@ -226,7 +227,7 @@ class ModelTarget(Target):
         try:
             parameters = self._parameters(state)
             result = log_prob_from("log_prior_fn", self._log_prior_fn, parameters)
-        except tf.errors.InvalidArgumentError as error:
+        except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
             _explain_failure("log_prior_fn", error, state)
             raise
         if self.bijector is None:
@@ -311,7 +312,16 @@ def _explain_failure(
             f"{name} failed for a state of dtype {dtype} and data{where} of dtype {x.dtype.name}: "
             f"{cure}. It raised: {error}"
         ) from error
-    if isinstance(error, tf.errors.InvalidArgumentError):
+    unequal = _UNEQUAL_TYPES.search(str(error))
+    others = sorted({*unequal.groups()} - {dtype}) if unequal else []
+    if name == "log_prior_fn" and others:
+        raise TypeError(
+            f"{name} failed for a state of dtype {dtype}: it holds numbers of dtype {others[0]}. "
+            f"Give its distributions parameters of dtype {dtype}, or start from a state of the "
+            f"other dtype. It raised: {error}"
+        ) from error
+    # Shapes that do not fit raise a ValueError that names a node where a graph is traced.
+    if isinstance(error, tf.errors.InvalidArgumentError) or "for '{{node" in str(error):
         shapes = ", ".join(str(x.shape) for x in parts)
         examples = hint = ""
         if leaves:
@@ -321,6 +331,6 @@ def _explain_failure(
                 "an axis for the examples, as in theta[..., None]."
             )
         raise ValueError(
-            f"{name} failed for a state of shapes {shapes}{examples}. It raised: {error.message}"
-            f"{hint}"
+            f"{name} failed for a state of shapes {shapes}{examples}. It raised: "
+            f"{getattr(error, 'message', error)}{hint}"
         ) from error

@@ -292,6 +292,8 @@ def test_data_that_fit_are_loaded() -> None:
     assert type(loaded) is sgmcmc.MinibatchLogProb
     assert (loaded.num_examples, len(report.passes)) == (N, 1)
     np.testing.assert_allclose(loaded(tf.constant(problem.draws[:3])), target(problem.draws[:3]))
+    with pytest.raises(ValueError, match="initial_state must be given, unless the stream is made"):
+        sgmcmc.draw_pool(target)
 
 
 @pytest.mark.parametrize("door", [sgmcmc.find_center, sgmcmc.whiten, sgmcmc.ControlVariate])

@@ -65,7 +65,7 @@ _LAST_GAIN, _MOST_CLIMB = 1.0, 20  # nats and steps, of a climb by passes
 
 def draw_pool(
     target: StreamedLogProb | Callable[[int], StreamedLogProb],
-    initial_state: State,
+    initial_state: State = None,
     *,
     num_parts: int | None = None,
     executor: Any = None,
@@ -121,7 +121,7 @@ def draw_pool(
         its rows, whose `num_examples` are those of the part. The functions and `memory` are those
         of part 0, which is made here, too.
       initial_state: where the search for a mode begins: one state without chain dimensions,
-        unconstrained with a bijector.
+        unconstrained with a bijector. None takes the start of a stream made by `from_joint`.
       num_parts: the number of parts, if `target` is a function. Each is compiled by itself, so
         that one or two for each worker are best.
       executor: an object with `submit`, such as a client of dask, whose workers make the passes, as
@@ -141,10 +141,17 @@ def draw_pool(
     """
     boolean("jit_compile", jit_compile)
     function("show", show, "(what, num_rows)")
-    state = convert_state(initial_state, initial=True, called="initial_state")
     parts = StreamParts(target, num_parts, executor, show)
     first, total = parts.first, sum(parts.sizes)
     model = first.of_one_batch
+    if initial_state is None:
+        initial_state = model.initial_state
+    if initial_state is None:
+        raise ValueError(
+            "initial_state must be given, unless the stream is made by from_joint from a prior "
+            "that knows where to start. Received: None."
+        )
+    state = convert_state(initial_state, initial=True, called="initial_state")
     checked = functools.partial(check_single_state, "initial_state", model, state)
     kept_program(model, "one state", state, checked)
     row_seed, draw_seed = random.split(random.as_seed(seed), 2)
