@@ -94,6 +94,13 @@ def test_a_process_that_ended_at_its_first_steps_is_succeeded(tmp_path: Path, te
     assert (tmp_path / "run.lock").read_text().startswith(SIGNATURE)
 
 
+def test_a_lock_that_cannot_be_read_leaves_no_lease(tmp_path: Path) -> None:
+    (tmp_path / "run.lock").mkdir()
+    with pytest.raises(ValueError, match="cannot be used.*run.lock") as caught:
+        RunDirectory(tmp_path, is_shared=True)
+    assert caught.value.__cause__ and not (tmp_path / "run.lease").exists()
+
+
 @pytest.mark.parametrize("text", [None, "[" * 100_000])
 def test_a_damaged_lease_expires(tmp_path: Path, text: str | None) -> None:
     foreign(tmp_path / "run.lock", process=None)

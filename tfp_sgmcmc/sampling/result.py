@@ -131,7 +131,8 @@ class SampleResult:
       weights: step sizes, for averages weighted by them, `[num_results, ...]`; None if the kernel's
         results have no `step_size`.
       is_complete: False if Ctrl-C ended the run before all draws were taken.
-      final_state: the chain's last state.
+      final_state: the chain's last state. If the run's directory holds more than `num_results`, it
+        is the state after all of them, and not the last one of `states`.
       final_kernel_results: the kernel's last results.
       timings: the times that the call took.
       directory: the directory with the draws, or None.

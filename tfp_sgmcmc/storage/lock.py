@@ -121,9 +121,13 @@ class Lease:
         self._path, self._lease, self.is_busy = path, path.with_suffix(".lease"), False
         self._patience = PATIENCE_SECONDS if patience is None else patience
         self._descriptor = self._take()
-        self.text = path.read_text(errors="replace")[:100] if path.exists() else ""
         self._stop = threading.Event()
         self._close = weakref.finalize(self, _release, self._lease, self._descriptor, self._stop)
+        try:
+            self.text = path.read_text(errors="replace")[:100] if path.exists() else ""
+        except OSError:  # such as a folder in its place
+            self._close()
+            raise
         beat = threading.Thread(target=_beat, args=(self._descriptor, self._stop), daemon=True)
         beat.start()
 

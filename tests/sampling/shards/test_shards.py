@@ -223,6 +223,21 @@ def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
         sgmcmc.open_shards(folder / "shard-0")
 
 
+def test_workers_name_what_changed_since_an_earlier_call(tmp_path: Path) -> None:
+    options = dict(num_results=5, chains_per_shard=3, executor=Inline(), directory=tmp_path)
+    in_shards(Walk, **options)
+    with pytest.raises(ValueError, match="belongs to another run.*It has kernel.growth: 0.5"):
+        in_shards(lambda: Walk(0.25), **options)
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "lost").symlink_to(tmp_path / "nowhere")
+    for name in ("file", "lost"):
+        with pytest.raises(ValueError, match=f"The directory {tmp_path / name} cannot be used"):
+            in_shards(directory=tmp_path / name)
+
+
 def test_a_damaged_problem_is_named_and_written_again(tmp_path: Path) -> None:
     options = dict(num_results=5, chains_per_shard=3, executor=Inline(), directory=tmp_path)
     expected = in_shards(Walk, **options)

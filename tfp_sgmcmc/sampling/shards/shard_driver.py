@@ -244,6 +244,15 @@ def open_manifest(
     chosen = None if seed is None else random.integers_of(random.as_seed(seed))
     if folder is None:
         return chosen or random.integers_of(random.as_seed(random.fresh_seed()))
+    try:
+        return _manifest(folder, resume, chosen, cut)
+    except OSError as error:
+        raise ValueError(f"The directory {folder} cannot be used: {error}.") from error
+
+
+def _manifest(
+    folder: Path, resume: Resume, chosen: tuple[int, int] | None, cut: dict[str, int]
+) -> tuple[int, int]:
     path = folder / MANIFEST
     if not path.exists():
         if resume in ("must", True):

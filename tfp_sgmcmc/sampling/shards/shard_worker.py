@@ -229,7 +229,7 @@ def run_shard(
     # Shards in one process share a kernel.
     problem = _problem(kernel, task.reference) if task.is_shared else {}
     with contextlib.ExitStack() as stack:
-        run = None
+        run, error = None, None
         if task.directory is not None:
             # A lease even for threads, because a worker of an earlier call may still run the shard.
             # Threads do not wait for it to end, as Ctrl-C does not interrupt them.
@@ -239,7 +239,10 @@ def run_shard(
             )
             if task.is_shared:
                 first = _first_problem(Path(task.directory).parent, problem)
-                if error := mismatch(problem, task.index, first):
+                error = mismatch(problem, task.index, first)
+                # The shard's checkpoint holds the start as well, and is compared first if there is
+                # one: another call, with other settings, began the run.
+                if error and not run.has_run:
                     raise error
         result = run_kernel(
             kernel,
@@ -258,6 +261,8 @@ def run_shard(
             chain_shape=tree.flatten(task.initial_state)[0].shape[:1],
             view=view,
         )
+        if error:
+            raise error
         enough = result.num_results >= 2 * NUM_SEGMENTS
         final_state = tf.nest.map_structure(np.asarray, result.final_state)
         return ShardDraws(
