@@ -117,6 +117,54 @@ def test_discrete_parts_are_refused(prior: Any) -> None:
         sgmcmc.MinibatchLogProb.from_joint(prior, log_likelihood, ROWS)
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        tfd.WishartTriL(5.0, tf.eye(2)),  # its bijector gives no small diagonals
+        tfd.WishartTriL(5.0, tf.eye(2), input_output_cholesky=True),
+        tfd.SphericalUniform(3),  # its bijector gives positive entries only
+    ],
+    ids=lambda part: part.name,
+)
+def test_a_default_bijector_that_does_not_reach_all_values_is_refused(part: Any) -> None:
+    def rows(a: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(a) * batch
+
+    message = r"reaches every value.* not give back \d+ of 10000 draws"
+    with pytest.raises(ValueError, match=message):
+        sgmcmc.MinibatchLogProb.from_joint(part, rows, ROWS)
+
+    @tfd.JointDistributionCoroutineAutoBatched
+    def joint() -> Any:
+        a = yield part
+        yield tfd.Normal(tf.reduce_sum(a), 1.0, name="y")
+
+    with pytest.raises(ValueError, match=message):
+        as_problem(joint.experimental_pin(y=1.0))
+    named = tfd.JointDistributionNamed({"b": tfd.Normal(0.0, 1.0), "a": part})
+    with pytest.raises(ValueError, match="draws of the part a, of shape"):
+        sgmcmc.MinibatchLogProb.from_joint(named, lambda a, b, batch: b + rows(a, batch), ROWS)
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [
+        tfd.Gamma(1e-3, 1.0),  # most of its draws are 0 or hardly more
+        tfd.Dirichlet([0.05, 0.05, 0.05]),  # with entries of exactly 0
+        tfd.HalfStudentT(0.3, 0.0, 1.0),
+        tfd.Uniform(1e6, 1e6 + 1),
+        tfd.InverseGamma(0.1, 1.0),
+        tfd.LKJ(8, 0.5),
+    ],
+    ids=lambda prior: prior.name,
+)
+def test_draws_at_the_end_of_single_precision_are_not_lost(prior: Any) -> None:
+    target = sgmcmc.MinibatchLogProb.from_joint(
+        prior, lambda a, batch: tf.reduce_sum(a) * batch, ROWS
+    )
+    assert np.isfinite(target.initial_state).all()
+
+
 def test_a_prior_has_a_bijector_already() -> None:
     with pytest.raises(TypeError, match="bijector must be left out"):
         sgmcmc.MinibatchLogProb.from_joint(

@@ -74,7 +74,9 @@ def as_problem(target: Any, bijector: Any = None) -> MinibatchLogProb:
         return target.with_minibatches(min(100, target.num_examples))
     if isinstance(target, Pinned):
         problem = _of_one_example(*_prior_and_likelihood(target), default_bijector(target))
-        problem.initial_state = median_start(target.sample_unpinned, problem.unconstrain)
+        problem.initial_state = median_start(
+            target.sample_unpinned, target.unnormalized_log_prob, problem
+        )
         problem.compiles_anew = compiles_anew(target.distribution)
         return problem
 

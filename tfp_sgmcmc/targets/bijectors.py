@@ -16,7 +16,10 @@ import tree
 
 from tfp_sgmcmc.internal.nest import State
 
-_NUM_DRAWS = 101
+_NUM_DRAWS = 101  # whose medians are the start
+_MOST_DRAWS, _MOST_NUMBERS = 10_000, 1_000_000  # by which bijectors are checked
+# A draw is lost if an entry is off by this share of the largest. Rounding may lose some draws.
+_MOST_ERROR, _MOST_LOST = 0.1, 1e-3
 
 
 def check_bijectors(bijector: Any) -> None:
@@ -204,16 +207,50 @@ def compiles_anew(joint: Any) -> bool:
     return bool(getattr(joint, "use_vectorized_map", False))
 
 
-def median_start(sample: Callable[..., Any], unconstrain: Callable[[State], State]) -> State:
-    """Returns the medians of the entries of unconstrained draws that `sample` makes."""
+def median_start(sample: Callable[..., Any], log_prob: Callable[..., Any], model: Any) -> State:
+    """Returns the medians of the entries of unconstrained draws that `sample` makes.
+
+    Args:
+      sample: draws from a prior.
+      log_prob: returns whether they can occur, by a finite number.
+      model: has `constrain` and `unconstrain`, by the default bijector of the prior.
+
+    Raises:
+      ValueError: the bijector does not reach all draws.
+    """
     with warnings.catch_warnings():  # autobatched priors say that stateless draws are slow
         warnings.simplefilter("ignore")
-        draws = unconstrain(sample(_NUM_DRAWS, seed=(0, 0)))
+        draws = sample(_NUM_DRAWS, seed=(0, 0))
+        size = sum(int(tf.size(x)) for x in tf.nest.flatten(draws)) // _NUM_DRAWS
+        checked = sample(max(_NUM_DRAWS, min(_MOST_DRAWS, _MOST_NUMBERS // max(1, size))), seed=(0, 1))
+    # New arrays, because bijectors remember what they have mapped.
+    free = tf.nest.map_structure(lambda x: tf.constant(x.numpy()), model.unconstrain(checked))
+    again = tf.nest.flatten(model.constrain(free))
+    for (path, x), y in zip(tree.flatten_with_path(checked), again, strict=True):
+        lost = _are_lost(x.numpy(), y.numpy())
+        if lost.any() and (lost & np.isfinite(log_prob(checked))).mean() > _MOST_LOST:
+            part = f" of the part {'.'.join(map(str, path))}" * bool(path)
+            raise ValueError(
+                "joint must have a default bijector that reaches every value. Received: one that "
+                f"does not give back {lost.sum()} of {len(lost)} draws{part}, of shape "
+                f"{x.shape[1:]}. Write the log prior as a function, and give bijector= by hand: "
+                "for matrices with a WishartTriL prior tfb.Chain([tfb.CholeskyOuterProduct(), "
+                "tfb.FillScaleTriL()])."
+            )
 
     def median(x: tf.Tensor) -> tf.Tensor:
         return tf.constant(np.nan_to_num(np.median(x, axis=0)), x.dtype)
 
-    return tf.nest.map_structure(median, draws)
+    return tf.nest.map_structure(median, model.unconstrain(draws))
+
+
+def _are_lost(draws: np.ndarray, again: np.ndarray) -> np.ndarray:
+    """Returns for each draw whether a bijector and its inverse do not give it back."""
+    x, y = (np.reshape(a, [len(draws), -1]) for a in (draws, again))
+    size, limits = np.abs(x).max(axis=1), np.finfo(x.dtype)
+    most = _MOST_ERROR * size + limits.tiny
+    with np.errstate(invalid="ignore"):  # of infinite draws
+        return ~(np.abs(y - x).max(axis=1) <= most) & (size < limits.max**0.75)
 
 
 def mend_pad() -> None:

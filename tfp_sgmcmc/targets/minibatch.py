@@ -220,11 +220,12 @@ class MinibatchLogProb(ModelTarget):
 
         Raises:
           TypeError: `joint` is not a distribution, or has discrete parts; a bijector is given.
-          ValueError: `joint` has a batch shape.
+          ValueError: `joint` has a batch shape, or a default bijector that does not reach every
+            value.
         """
         prior, bijector = bijectors.prior_and_bijector(joint, options)
         target = cls(prior, log_likelihood_fn, data, batch_size, bijector=bijector, **options)
-        target.initial_state = bijectors.median_start(joint.sample, target.unconstrain)
+        target.initial_state = bijectors.median_start(joint.sample, joint.log_prob, target)
         return target
 
     def _set_score_fn(self, score_fn: Any, num_groups: int | None) -> None:

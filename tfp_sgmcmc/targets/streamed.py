@@ -271,12 +271,13 @@ class StreamedLogProb(Target):
 
         Raises:
           TypeError: `joint` is not a distribution, or has discrete parts; a bijector is given.
-          ValueError: `joint` has a batch shape.
+          ValueError: `joint` has a batch shape, or a default bijector that does not reach every
+            value.
         """
         prior, bijector = prior_and_bijector(joint, options)
         target = cls(prior, log_likelihood_fn, dataset, num_examples, bijector=bijector, **options)
         model = target.of_one_batch
-        model.initial_state = median_start(joint.sample, model.unconstrain)
+        model.initial_state = median_start(joint.sample, joint.log_prob, model)
         return target
 
     @property
