@@ -222,7 +222,9 @@ def median_start(sample: Callable[..., Any], log_prob: Callable[..., Any], model
         warnings.simplefilter("ignore")
         draws = sample(_NUM_DRAWS, seed=(0, 0))
         size = sum(int(tf.size(x)) for x in tf.nest.flatten(draws)) // _NUM_DRAWS
-        checked = sample(max(_NUM_DRAWS, min(_MOST_DRAWS, _MOST_NUMBERS // max(1, size))), seed=(0, 1))
+        checked = sample(
+            max(_NUM_DRAWS, min(_MOST_DRAWS, _MOST_NUMBERS // max(1, size))), seed=(0, 1)
+        )
     # New arrays, because bijectors remember what they have mapped.
     free = tf.nest.map_structure(lambda x: tf.constant(x.numpy()), model.unconstrain(checked))
     again = tf.nest.flatten(model.constrain(free))
