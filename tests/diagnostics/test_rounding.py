@@ -31,3 +31,18 @@ def test_a_smooth_density_is_not() -> None:
     rng = np.random.default_rng(0)
     draws = rng.standard_normal([500, 50]).astype(np.float32)
     assert rounded_share(lambda x: -(x**2).sum(axis=-1) / 2, draws, rng) == 0
+
+
+@pytest.mark.parametrize("dtype, told", [(np.float32, True), (np.float64, False)])
+def test_draws_that_are_as_wide_as_some_numbers_are_moved_to_the_next_one(
+    dtype: type, told: bool
+) -> None:
+    """Counts near 1e6, whose log likelihood is near 1e9. Chains stick to a few draws."""
+    counts = np.random.default_rng(1).poisson(np.exp(14.0), 100).astype(dtype)
+
+    def log_prob(log_rate: np.ndarray) -> np.ndarray:
+        return (counts * log_rate - np.exp(log_rate)).sum(axis=-1, dtype=dtype)
+
+    rng = np.random.default_rng(0)
+    few = 14 + 1e-4 * rng.standard_normal([4, 1])
+    assert (rounded_share(log_prob, np.repeat(few, 125, axis=0).astype(dtype), rng) > 0.05) == told

@@ -244,8 +244,8 @@ def _flags_of_rounding(states: Any, problem: MinibatchLogProb) -> list[Flag]:
             "wrong",
             f"Rounding in float32 decides on the log posterior: at {100 * share:.0f} % of the "
             "draws it is not finite, or changes by more than 0.5 where all parameters move by a "
-            "ten-thousandth of their standard deviations. A Cholesky factorisation or a difference "
-            "of large numbers does that.",
+            "ten-thousandth of their standard deviations, or to the next number. A Cholesky "
+            "factorisation, a difference of large numbers or a sum of large ones does that.",
             "Give the target dtype='float64' and a float64 start.",
         )
     ]

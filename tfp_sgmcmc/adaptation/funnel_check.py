@@ -90,8 +90,8 @@ def funnel_check(
         return None
     flat = draws.reshape(-1, dim)
     mean, deviation = flat.mean(axis=0), flat.std(axis=0)
-    if not (deviation > 0).all():
-        return None
+    if not (deviation > 0).all() or len(np.unique(flat, axis=0)) < _DRAWS_PER_ENTRY * dim:
+        return None  # draws stick
     z = (flat - mean) / deviation
     funnels = sorted((_Funnel(z, j, rounds=1) for j in range(dim)), key=lambda f: -f.strength)
     if not funnels[0].strength:

@@ -328,7 +328,7 @@ class DualAveraging:
     """
 
     def __init__(self, step: float):
-        self.step, self._target = step, np.log(10 * step)
+        self.step, self._target = step, np.log(max(10 * step, np.finfo(np.float32).tiny))
         self._count, self._errors, self._average = 0, 0.0, 0.0
 
     def update(self, accepted: float) -> None:

@@ -25,7 +25,7 @@ _WORTH_COMPILING = 500_000  # N D; XLA takes longer to compile a smaller program
 _AS_MANY = 10  # entries of a state that functions of a row take as long as
 
 _NUM_ROUNDED, _NUM_LINES = 500, 50  # draws that are looked at
-_MOVE = 1e-4  # of all entries at once, in standard deviations
+_MOVE = 1e-4  # of all entries at once, in standard deviations, and at least to the next number
 _MOST_CHANGE = 0.5  # of a log density over such a move; a smooth one changes by about 1e-4
 _ENTRIES = 10  # that are moved in one call
 _LEAST_SHARE = 0.02  # of draws from which a move of one deviation ends where the density is zero
@@ -116,9 +116,12 @@ def rounded_share(
       rng: random numbers.
     """
     rows = draws[evenly_spread(len(draws), _NUM_ROUNDED)]
-    moves = _MOVE * draws.std(axis=0) * rng.standard_normal(rows.shape)
+    normals = rng.standard_normal(rows.shape)
     with np.errstate(all="ignore"):
-        change = np.abs(log_prob_fn(rows + moves.astype(rows.dtype)) - log_prob_fn(rows))
+        moved = (rows + _MOVE * draws.std(axis=0) * normals).astype(rows.dtype)
+        next_number = np.nextafter(rows, np.copysign(np.inf, normals).astype(rows.dtype))
+        change = log_prob_fn(np.where(moved == rows, next_number, moved)) - log_prob_fn(rows)
+        change = np.abs(change)
     return float(np.mean(~(change <= _MOST_CHANGE)))
 
 
