@@ -85,7 +85,8 @@ def run(
 
 def describe(choices: Any) -> str:
     """Returns sampler, minibatch and step in a few words."""
-    given = ", ".join(f"{k} = {v:.3g}" for k, v in choices.arguments.items())
+    written = {k: np.array2string(np.array(v), precision=3) for k, v in choices.arguments.items()}
+    given = ", ".join(f"{k} = {v}" for k, v in written.items())
     size = "" if choices.batch_size is None else f", n = {choices.batch_size}"
     return f"{choices.sampler}{size}, {given}"
 

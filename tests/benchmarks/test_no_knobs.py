@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,6 +12,7 @@ import tfp_sgmcmc as sgmcmc
 from benchmarks.common.kept_results import kept_result
 from benchmarks.common.reference import logistic_laplace
 from benchmarks.no_knobs import __main__ as command
+from benchmarks.no_knobs import automatic
 from benchmarks.no_knobs.accuracy import DEVIATION_AIM, MEAN_AIM, judge
 from benchmarks.no_knobs.automatic import Automatic
 from benchmarks.no_knobs.by_hand import ByHand
@@ -39,6 +42,15 @@ def row(draws: np.ndarray, flags: tuple[str, ...] = ()) -> command.Row:
     found = Automatic("sampler", "took", flags, judge(draws, exact()), 1e4, 2.0, 1.0, 0.5)
     problem = Problem(normal_prior(), normal_prior(), np.zeros([9, 1]), np.zeros(D))
     return command.Row("a posterior", problem, exact(), found, [])
+
+
+def test_weights_of_several_modes_are_described() -> None:
+    arguments = {"weights": [0.5, 0.25, 0.25], "tail_share": 0.1234, "block_size": 250}
+    choices = types.SimpleNamespace(
+        sampler="IndependentMetropolis", arguments=arguments, batch_size=None
+    )
+    expected = "IndependentMetropolis, weights = [0.5  0.25 0.25], tail_share = 0.123, block_size"
+    assert automatic.describe(choices).startswith(expected)
 
 
 def test_independent_draws_meet_the_aims() -> None:

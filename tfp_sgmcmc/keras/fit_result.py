@@ -117,6 +117,11 @@ class FitResult:
                 "There are no samples yet, because no fit with this callback has taken a step. If "
                 "fit ended with an error, its message says what to change."
             )
+        if not len(samples) and self._recorder.failed:
+            raise ValueError(
+                "There are no samples, because the chain became NaN or infinite before one was "
+                "kept. The NonFiniteChainError of fit says what to change."
+            )
         if not len(samples):
             raise ValueError(
                 "There are no samples yet. Run fit for more steps (batches) than the burn-in takes."

@@ -33,6 +33,11 @@ class _OfNumbers(NegativeLogLikelihood):
         }
         super().__init__(self._distribution, reduction, name, dtype)
 
+    @property
+    def learns_scale(self) -> bool:
+        """Whether the scale of the noise is taken from the outputs."""
+        return self._numbers.get("scale", ...) is None
+
     def _distribution(self, outputs: tf.Tensor) -> tfd.Distribution:
         raise NotImplementedError
 

@@ -62,3 +62,10 @@ def test_weights_have_no_units():
     assert not told(X, np.where(missing, 1e9, Y), nll, 2, np.where(missing, 0, weight))
     assert "Standardise y" in told(X, 5e4 * (Y + 3), nll, 2, weight)
     assert "Standardise y" in told(X, 5e4 * (Y + 3), nll, 2, 1e-6 * weight)
+
+
+def test_negative_rates_are_refused():
+    counts = RNG.poisson(2, 64).astype(np.float32)
+    with pytest.raises(ValueError, match=r"must be rates.* Received: outputs from -.*PoissonNLL"):
+        told(X, counts, keras.losses.Poisson(), 1)
+    assert not told(X, counts, sgmcmc.keras.losses.PoissonNLL(), 1)

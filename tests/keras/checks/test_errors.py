@@ -92,7 +92,7 @@ def compiled(model, **arguments):
         (lambda: keras.Sequential([keras.Input([2]), keras.layers.Dense(1)]), "not compiled"),
         (lambda: make_model(keras.layers.Rescaling(2.0)), "no trainable weights"),
         (lambda: make_model(loss=None), "without a loss"),
-        (lambda: compiled(OwnStep([keras.layers.Dense(1)])), "overrides train_step"),
+        (lambda: compiled(OwnStep([keras.layers.Dense(1)])), "overrides train_step.*Remove"),
         (lambda: compiled(OwnLoss([keras.layers.Dense(1)])), "overrides compute_loss"),
         (lambda: make_model(keras.layers.Dense(1, **NON_NEGATIVE)), "constraint"),
         (lambda: make_model(optimizer=keras.optimizers.SGD(use_ema=True)), "use_ema"),
@@ -106,6 +106,20 @@ def test_models(make, words):
         sampler().set_model(model)
         fit(model, sampler())
     assert "train_step" not in vars(model)
+
+
+class RowsInPairs(keras.layers.Layer):
+    def call(self, x):
+        return keras.ops.reshape(keras.ops.reshape(x, [2, 1, 2]), [2, 2])
+
+
+def test_a_layer_with_a_fixed_batch_size():
+    inputs = keras.Input(batch_shape=[2, 2])
+    model = compiled(keras.Model(inputs, keras.layers.Dense(1)(RowsInPairs()(inputs))))
+    with pytest.raises(ValueError, match="any number of rows.* the batch size 2, .* with 12 rows"):
+        fit(model, sampler())
+    with pytest.raises(ValueError, match="any number of rows.* the batch size 2"):
+        fit(model, sgmcmc.keras.SamplerCallback())
 
 
 def test_a_weight_that_the_loss_does_not_use():
@@ -275,6 +289,16 @@ class TestNonFinite:
         with pytest.raises(ValueError, match="make a new callback"):
             fit(model, callback)
 
+    def test_of_a_learned_scale(self):
+        """Targets without noise need another likelihood, or a much smaller step."""
+        told = []
+        for loss in (sgmcmc.keras.losses.GaussianNLL(), sgmcmc.keras.losses.GaussianNLL(0.1)):
+            model = make_model(keras.layers.Dense(2 if loss.learns_scale else 1), loss=loss)
+            with pytest.raises(sgmcmc.NonFiniteChainError, match="smaller step_size") as caught:
+                fit(model, sampler(make_kernel_fn=NAN_AT_7), epochs=5)
+            told.append("such as GaussianNLL(scale=0.1)" in str(caught.value))
+        assert told == [True, False]
+
     def test_of_a_gradient(self):
         """The gradient of |b| is NaN at the start, b = 0, where the loss is finite."""
         model = make_model(run_eagerly=True)
@@ -305,6 +329,8 @@ class TestNonFinite:
             fit(model, callback, epochs=5)
         assert caught.value.step == 8
         assert len(callback.samples[0]) == 0
+        with pytest.raises(ValueError, match="became NaN or infinite before one was kept"):
+            _ = callback.posterior
         assert_equal(model.get_weights(), initial)
 
     @pytest.mark.parametrize("kernel", ["SGLD", pytest.param("NOGIN", marks=pytest.mark.thorough)])

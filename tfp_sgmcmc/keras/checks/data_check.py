@@ -32,6 +32,7 @@ def check_data(model: keras.Model, source: Source) -> None:
         return
     outputs = _outputs(model, checked_inputs(model, batch[0]))
     compiled_loss.check_probabilities(model, outputs)
+    _check_rates(model, outputs)
     if source.arrays is None:
         compiled_loss.check_labels(model, batch[1], outputs)
         _check_units(model, batch, outputs)
@@ -46,6 +47,22 @@ def check_data(model: keras.Model, source: Source) -> None:
                 f"row {bad[0]}."
             )
     _check_units(model, batch, outputs)
+
+
+def _check_rates(model: keras.Model, outputs: Any) -> None:
+    """Raises ValueError if outputs are negative where Keras' Poisson loss takes them for rates."""
+    flat = keras.tree.flatten(outputs)
+    for place, loss in compiled_loss.placed_losses(model, outputs):
+        if getattr(loss, "fn", None) is not keras.losses.poisson:
+            continue
+        rates = np.asarray(keras.ops.convert_to_numpy(flat[place]), np.float64)
+        if np.any(rates < 0):
+            raise ValueError(
+                "The outputs of the model must be rates, which are not negative, as Keras' Poisson "
+                f"loss takes them. Received: outputs from {rates.min():.3g} to {rates.max():.3g}. "
+                "Give the last layer the activation 'exponential' or 'softplus'; or compile with "
+                "tfp_sgmcmc.keras.losses.PoissonNLL(), whose outputs are logarithms of rates."
+            )
 
 
 def _check_units(model: keras.Model, batch: Any, outputs: Any) -> None:

@@ -103,8 +103,9 @@ def check_model(model: keras.Model) -> None:
         if name in vars(model) or getattr(type(model), name) is not getattr(keras.Model, name):
             raise ValueError(
                 f"model must have the {name} of keras.Model. Received: {type(model).__name__}, "
-                f"which overrides {name}, so that no log likelihood can be read from it. Pass the "
-                "negative log likelihood to model.compile(loss=...)."
+                f"which overrides {name}, so that no log likelihood can be read from it. Remove "
+                f"this {name}, and pass the negative log likelihood of an example to "
+                "model.compile(loss=...); terms of a layer belong into its add_loss."
             )
     if not model.compiled or model._compile_loss is None:
         received = "compiled without a loss" if model.compiled else "not compiled"
@@ -236,6 +237,23 @@ def has_half_precision(model: keras.Model) -> bool:
     return any(layer.compute_dtype in ("float16", "bfloat16") for layer in layers(model))
 
 
+@contextlib.contextmanager
+def _told_of_fixed_sizes(model: keras.Model, x: Any) -> Generator[None]:
+    """Raises ValueError if a call fails that has other rows than the model's fixed batch size."""
+    try:
+        yield
+    except (ValueError, tf.errors.InvalidArgumentError) as error:
+        sizes = {a.shape[0] for a in keras.tree.flatten(getattr(model, "inputs", None) or [])}
+        rows = array_leaves(x)[0].shape[0]
+        if not sizes - {None} or rows in sizes:
+            raise
+        raise ValueError(
+            "The model must take any number of rows, since checks and predictions use others than "
+            f"fit. Received: inputs with the batch size {max(sizes - {None})}, and a layer that "
+            f"fails with {rows} rows. Use keras.Input(shape) without it, and -1 for it in layers."
+        ) from error
+
+
 def forward(
     model: keras.Model,
     variables: list[keras.Variable],
@@ -255,7 +273,8 @@ def forward(
     mapping = [*zip(variables, values, strict=True)]
     mapping += [(v, keras.ops.convert_to_tensor(v)) for v in others]
     arguments = {"training": training} if model._call_has_training_arg else {}
-    with keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope:
+    scope = keras.StatelessScope(state_mapping=mapping, collect_losses=True)
+    with _told_of_fixed_sizes(model, x), scope:
         outputs = model(x, **arguments)
         losses = [tf.reduce_sum(tf.cast(loss, keras.config.floatx())) for loss in model.losses]
     for v in model.trainable_variables:

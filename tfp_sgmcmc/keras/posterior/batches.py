@@ -390,7 +390,9 @@ def row_weight(sample_weight: Any, rows: int) -> np.ndarray:
     if weight.shape != (rows,):
         raise ValueError(
             f"sample_weight must have one weight for each example, shape [{rows}]. Received: shape "
-            f"{weight.shape}."
+            f"{weight.shape}. Weights of single time steps or pixels, which fit takes, cannot "
+            "weight these averages. To leave entries out, compile the crossentropy with "
+            "ignore_class, or give the model a mask, as by Embedding(mask_zero=True)."
         )
     nonnegative_weights("sample_weight", weight, some=False)
     return weight

@@ -288,6 +288,12 @@ class Recorder:
             "If the data have no such numbers, a smaller step_size is the usual cure; without a "
             "kernel, scale the inputs and the targets, or add normalization layers."
         )
+        losses = keras.tree.flatten(chain.model.loss)
+        if any(getattr(loss, "learns_scale", False) for loss in losses):
+            cure += (
+                " Targets with hardly any noise draw the learned scale to 0, and with it the "
+                "largest stable step: give the loss a known scale, such as GaussianNLL(scale=0.1)."
+            )
         if not step:  # where the chain began
             cure = "Look for such numbers in the data; loss and prior must have gradients there."
         if not bad and self.cause_in_data is not None:
