@@ -6,10 +6,11 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.keras.checks.data_check import check_data
-from tfp_sgmcmc.keras.data.training_data import Source
+from tfp_sgmcmc.keras.data.training_data import Source, source_of
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[64, 3]).astype(np.float32)
@@ -20,6 +21,13 @@ def told(
     x: np.ndarray, y: np.ndarray, loss: keras.losses.Loss, outputs: int, weight: object = None
 ) -> str:
     """Returns what is warned of, before the first step of a network on these arrays."""
+    source = Source(kind="arrays", num_examples=len(x), arrays=(x, y, weight))
+    return told_of(source, x, y, loss, outputs)
+
+
+def told_of(
+    source: Source, x: np.ndarray, y: np.ndarray, loss: keras.losses.Loss, outputs: int
+) -> str:
     keras.utils.set_random_seed(0)
     layers = [keras.Input(x.shape[1:]), keras.layers.Dense(8, "relu"), keras.layers.Dense(outputs)]
     model = keras.Sequential(layers)
@@ -27,7 +35,7 @@ def told(
     model.test_on_batch(x[:1], y[:1])  # builds the loss, as fit does
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        check_data(model, Source(kind="arrays", num_examples=len(x), arrays=(x, y, weight)))
+        check_data(model, source)
     return " ".join(str(w.message) for w in found)
 
 
@@ -69,3 +77,28 @@ def test_negative_rates_are_refused():
     with pytest.raises(ValueError, match=r"must be rates.* Received: outputs from -.*PoissonNLL"):
         told(X, counts, keras.losses.Poisson(), 1)
     assert not told(X, counts, sgmcmc.keras.losses.PoissonNLL(), 1)
+
+
+ROWS = RNG.normal(size=[400, 3]).astype(np.float32)
+LABELS = ROWS[:, 0] + RNG.normal(size=400).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("is_sorted", "shuffles", "is_told"),
+    [(True, False, True), (True, True, False), (False, False, False)],
+)
+def test_a_data_set_in_an_order_by_y_is_told_if_nothing_shuffles_it(is_sorted, shuffles, is_told):
+    """50 random batches have a ratio of chi^2(49) / 49, above 4 with probability 1e-18."""
+    rows = np.argsort(LABELS) if is_sorted else np.arange(400)
+    data = tf.data.Dataset.from_tensor_slices((ROWS[rows], LABELS[rows]))
+    data = (data.shuffle(400, seed=0) if shuffles else data).batch(8).prefetch(1)
+    source = source_of(data, None, 8, None)
+    found = told_of(source, X, Y, sgmcmc.keras.losses.GaussianNLL(), 2)
+    assert ("batches whose means of y vary" in found) == is_told
+
+
+def test_numbers_that_are_not_finite_are_left_to_the_loss():
+    y = Y.copy()
+    y[40] = np.nan
+    source = source_of(tf.data.Dataset.from_tensor_slices((X, y)).batch(2), None, 2, None)
+    assert not told_of(source, X, Y, sgmcmc.keras.losses.GaussianNLL(), 2)

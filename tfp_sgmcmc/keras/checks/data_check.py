@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import Any
 
@@ -12,10 +13,12 @@ import tensorflow as tf
 from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.posterior.batches import bad_rows, checked_inputs
+from tfp_sgmcmc.targets.validation.stream_check import MOST_RATIO, measure_order
 
 _MOST_ROWS = 32  # for which outputs and losses are evaluated
 _MOST_NATS = 1000.0  # a target's loss before the first step, beyond which units do not fit
 _MOST_OF_COUNTS = 1e5  # the same, for whole numbers, which may be counts
+_MOST_SECONDS = 3.0  # of reading for the order of batches
 
 
 def check_data(model: keras.Model, source: Source) -> None:
@@ -25,7 +28,8 @@ def check_data(model: keras.Model, source: Source) -> None:
     model that replaces missing inputs.
 
     Warns:
-      UserWarning: the loss of some rows is so large that x or y have other units than the network.
+      UserWarning: the loss of some rows is so large that x or y have other units than the network;
+        a data set that is not shuffled has rows in an order.
     """
     batch = source.batch(_MOST_ROWS)
     if batch is None:
@@ -36,6 +40,7 @@ def check_data(model: keras.Model, source: Source) -> None:
     if source.arrays is None:
         compiled_loss.check_labels(model, batch[1], outputs)
         _check_units(model, batch, outputs)
+        _check_order(source)
         return
     compiled_loss.check_labels(model, source.arrays[1], outputs)
     for name, nest in zip("xy", source.arrays, strict=False):
@@ -47,6 +52,25 @@ def check_data(model: keras.Model, source: Source) -> None:
                 f"row {bad[0]}."
             )
     _check_units(model, batch, outputs)
+
+
+def _check_order(source: Source) -> None:
+    """Warns of a data set whose batches are in an order by y, and the same in each epoch."""
+    if not source.is_never_shuffled or source.read is None:
+        return
+    labels = (internals.map_arrays(np.asarray, batch[1]) for batch in source.read())
+    first = next(labels)
+    size = len(internals.array_leaves(first)[0])
+    order = measure_order(itertools.chain([first], labels), size, "y", _MOST_SECONDS)
+    if order is not None and order.ratio > MOST_RATIO:
+        warnings.warn(
+            f"The data set must give random rows. Received: batches whose means of {order.column} "
+            f"vary {order.ratio:.3g} times as much as those of random rows, in the same order in "
+            "each epoch. Draws are then too wide. Shuffle it before it is batched, by "
+            "dataset.shuffle(num_rows).batch(n) or the argument shuffle=True of the function that "
+            "made it.",
+            stacklevel=2,
+        )
 
 
 def _check_rates(model: keras.Model, outputs: Any) -> None:

@@ -72,6 +72,7 @@ class Source(NamedTuple):
       counted_batch: returns the first batch that the last two have read, or None.
       read: returns an iterator over batches of data that are not arrays, with each row once; None
         if the data cannot be read beside `fit`.
+      is_never_shuffled: whether each epoch has the same batches, which can be read beside `fit`.
     """
 
     kind: str = "unknown data"
@@ -90,6 +91,7 @@ class Source(NamedTuple):
     count_batches: Callable[[], int] | None = None
     counted_batch: Callable[[], Any] = _no_batch
     read: Callable[[], Iterator[Any]] | None = None
+    is_never_shuffled: bool = False
 
     @property
     def passes(self) -> Callable[[], Iterator[Any]] | None:
@@ -383,6 +385,7 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
         count_batches=(lambda: len(all_sizes())) if is_uncounted else None,
         counted_batch=lambda: read[0] if read else None,
         read=(lambda: map(_unpacked, dataset)) if can_pass else None,
+        is_never_shuffled=in_memory and can_pass and not any("Shuffle" in kind for kind in kinds),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from tfp_sgmcmc.targets.validation.step_size_check import (
 _MOST_SECONDS = 30.0
 _LEAST_BATCHES = 20
 _MOST_COLUMNS = 1000
-_MOST_RATIO = 4.0  # random batches of any data exceed it with probability below 1e-9
+MOST_RATIO = 4.0  # random batches of any data exceed it with probability below 1e-9
 _MOST_TEMPERATURE = 1.05
 _NUM_MINIBATCHES = 32
 
@@ -51,8 +51,8 @@ def check_stream(
 ) -> Stability | None:
     """Warns of batches in an order, of an unstable step, and of hot draws. See `preflight`."""
     check_first_batch()
-    order = measure_order(target)
-    if order is not None and order.ratio > _MOST_RATIO:
+    order = measure_order(_finite_batches(target), target.batch_size)
+    if order is not None and order.ratio > MOST_RATIO:
         warnings.warn(
             "dataset must give batches of random rows. Received: batches whose means of "
             f"{order.column} vary {order.ratio:.3g} times as much as those of random rows, from "
@@ -70,21 +70,25 @@ def check_stream(
     return found
 
 
-def measure_order(target: StreamedLogProb) -> Order | None:
-    """Compares the means of an epoch's batches, by reading for 30 s at most.
+def measure_order(
+    batches: Iterable[Any], size: int, called: str = "batch", most_seconds: float = _MOST_SECONDS
+) -> Order | None:
+    """Compares the means of an epoch's batches, up to one of fewer rows.
 
-    Returns None for fewer than 20 batches.
+    Returns None for fewer than 20 batches. The ratio is NaN if a number is not finite.
 
-    Raises:
-      ValueError: a row that was read is not finite.
+    Args:
+      batches: nests of arrays, `[size, ...]`.
+      size: the rows of a batch.
+      called: the name of a batch.
+      most_seconds: ends the reading.
     """
     began, names, means = time.perf_counter(), list[str](), []
     count, total, squares = 0, np.zeros([]), np.zeros([])
-    for rows in target.blocks(target.batch_size):
-        assert_finite_rows(rows, count)
-        columns = _columns(rows)
+    for rows in batches:
+        columns = _columns(rows, called)
         names, values = [*columns], np.stack([*columns.values()], axis=-1)
-        if len(values) < target.batch_size:
+        if len(values) < size:
             break
         means.append(values.mean(axis=0))
         count, total, squares = (
@@ -92,22 +96,30 @@ def measure_order(target: StreamedLogProb) -> Order | None:
             total + values.sum(0),
             squares + (values**2).sum(0),
         )
-        if time.perf_counter() - began > _MOST_SECONDS:
+        if time.perf_counter() - began > most_seconds:
             break
     if len(means) < _LEAST_BATCHES or not names:
         return None
-    found, mean = np.stack(means), total / count
-    variances = squares / count - mean**2
-    scale = np.where(variances > 1e-9 * (1e-30 + squares / count), variances, np.inf)
-    ratios = target.batch_size * found.var(axis=0) / scale
+    with np.errstate(invalid="ignore"):
+        found, mean = np.stack(means), total / count
+        variances = squares / count - mean**2
+        scale = np.where(variances > 1e-9 * (1e-30 + squares / count), variances, np.inf)
+        ratios = size * found.var(axis=0) / scale
     worst = int(np.argmax(ratios))
     return Order(names[worst], float(ratios[worst]), found[0, worst], found[-1, worst])
 
 
-def _columns(rows: Any) -> dict[str, np.ndarray]:
+def _finite_batches(target: StreamedLogProb) -> Iterator[Any]:
+    """Yields the batches of an epoch; raises ValueError for a row that is not finite."""
+    for number, rows in enumerate(target.blocks(target.batch_size)):
+        assert_finite_rows(rows, number * target.batch_size)
+        yield rows
+
+
+def _columns(rows: Any, called: str) -> dict[str, np.ndarray]:
     """Returns the first 1000 columns of numbers of a batch, `[n]`, by name."""
     found: dict[str, np.ndarray] = {}
-    for name, leaf in named_parts(rows, "batch"):
+    for name, leaf in named_parts(rows, called):
         values = np.asarray(leaf)
         flat = values.reshape(len(values), -1).astype(np.float64)
         for i in range(min(flat.shape[1], _MOST_COLUMNS - len(found))):
