@@ -103,8 +103,8 @@ def number(
     """
     found = as_array(value)
     if found.shape != () or found.dtype.kind not in "iuf":
-        is_whole = "number" in expected or expected.startswith("a ")
-        kind = expected if is_whole else f"a number {expected}"
+        joined = ", " if expected.startswith("a ") else " "
+        kind = expected if "number" in expected else f"a number{joined}{expected}"
         raise TypeError(f"{name} must be {kind}. Received: {value!r}.")
     require(name, value, bool(np.isfinite(found)) and holds(float(found)), expected)
     return float(found)
