@@ -23,7 +23,7 @@ from tfp_sgmcmc.adaptation.settings_file import rebuild
 from tfp_sgmcmc.adaptation.target_arguments import check_target
 from tfp_sgmcmc.adaptation.target_driver import TargetSettings, tell, tell_and_warn
 from tfp_sgmcmc.diagnostics.convergence import rhat_limit
-from tfp_sgmcmc.internal.extras import check_executor, pack_call, submit_call
+from tfp_sgmcmc.internal.extras import Workers, check_executor, pack_call, submit_call
 from tfp_sgmcmc.sampling.result import Explanation, Flag, SampleResult
 from tfp_sgmcmc.sampling.result_table import num_chains_of
 from tfp_sgmcmc.sampling.shards.shard_driver import open_manifest, sample_shards, shard_size
@@ -97,7 +97,7 @@ def sample_target_in_shards(
         shared = choose_settings(make_settings, seed, preflight_check)
     else:
         call = pack_call("target", choose_settings, make_settings, seed, preflight_check)
-        shared = submit_call(executor, call).result()
+        shared = Workers(executor).result_of(submit_call(executor, call))
         make_settings = functools.partial(make_settings, is_compared=True)
     tell(shared.lines, progress_bar)
     choices = shared.choices

@@ -13,12 +13,15 @@ import importlib
 import importlib.util
 import io
 import pickle
+import time
 import warnings
 from collections.abc import Generator, Mapping
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+
+_PATIENCE_SECONDS, _LOOK_SECONDS = 60.0, 5.0
 
 
 @contextlib.contextmanager
@@ -204,3 +207,45 @@ def submit_call(executor: Any, call: bytes) -> Any:
     # dask would compute two equal calls only once, and cache the result.
     options = {"pure": False} if type(executor).__module__.startswith("distributed.") else {}
     return executor.submit(make_call, call, **options)
+
+
+class Workers:
+    """Warns once if an executor, a client of dask, has had no worker for a minute.
+
+    dask closes workers for good that it does not find again in time after they died. When the last
+    one is closed, what was submitted waits without end.
+    """
+
+    def __init__(self, executor: Any):
+        self._info = getattr(executor, "scheduler_info", None)  # no other executor tells
+        self._seen = self._looked = time.monotonic()
+
+    def look(self) -> None:
+        """Asks for the workers, every five seconds at most."""
+        now = time.monotonic()
+        if self._info is None or now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = now
+        if self._info()["workers"]:
+            self._seen = now
+        elif now - self._seen > _PATIENCE_SECONDS:
+            self._info = None
+            warnings.warn(
+                "The workers of the executor must be alive. Received: a cluster that has had none "
+                f"for {now - self._seen:.0f} seconds, so that this call waits. dask closes a "
+                "worker for good that it does not find again in time after it died (its setting "
+                "distributed.deploy.lost-worker-timeout). Start workers, as by cluster.scale(2), "
+                "and the call goes on; or interrupt it. What is in a directory is kept.",
+                stacklevel=2,
+            )
+
+    def result_of(self, future: Any) -> Any:
+        """Waits for the result of a future, and looks meanwhile."""
+        while self._info is not None:
+            try:
+                return future.result(timeout=_LOOK_SECONDS)
+            except TimeoutError:
+                if future.done():  # it is what the call raised
+                    raise
+                self.look()
+        return future.result()

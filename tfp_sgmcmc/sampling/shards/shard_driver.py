@@ -25,7 +25,7 @@ import tree
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.checks import integer
-from tfp_sgmcmc.internal.extras import check_executor, pack_call, submit_call
+from tfp_sgmcmc.internal.extras import Workers, check_executor, pack_call, submit_call
 from tfp_sgmcmc.sampling.loop import Loop, Position, state_tensors
 from tfp_sgmcmc.sampling.progress import defer_interrupt, progress
 from tfp_sgmcmc.sampling.run import ProgressHooks, check_options
@@ -400,13 +400,14 @@ def run_by_executor(
     with progress(progress_bar, len(tasks), unit="shard") as show_progress:
         calls = [pack_call("make_kernel", run_shard, task) for task in tasks]
         futures = [submit_call(executor, call) for call in calls]
+        workers = Workers(executor)
+
+        def show() -> None:
+            show_progress(sum(future.done() for future in futures), None)
+            workers.look()
+
         try:
-            return _collect(
-                futures,
-                tasks,
-                lambda: show_progress(sum(future.done() for future in futures), None),
-                threading.Event(),
-            )
+            return _collect(futures, tasks, show, threading.Event())
         except KeyboardInterrupt:
             for future in futures:
                 future.cancel()

@@ -11,7 +11,13 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import accepts, function, integer
-from tfp_sgmcmc.internal.extras import check_executor, make_call, pack_call, submit_call
+from tfp_sgmcmc.internal.extras import (
+    Workers,
+    check_executor,
+    make_call,
+    pack_call,
+    submit_call,
+)
 from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.targets.data import assert_finite_rows, form_of
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
@@ -272,9 +278,13 @@ class StreamParts:
         """
         began, seen, found = time.perf_counter(), 0, []
         waiting = [self._submitted(work, i) for i in range(self.num_parts)]
+        workers = Workers(self._executor)
         for i, future in enumerate(waiting):
             try:
-                result, count = self._here(work, i, seen) if future is None else future.result()
+                if future is None:
+                    result, count = self._here(work, i, seen)
+                else:
+                    result, count = workers.result_of(future)
             except BaseException as error:
                 for other in waiting[i:]:
                     if other is not None:
