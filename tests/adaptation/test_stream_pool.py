@@ -112,6 +112,15 @@ def test_a_run_goes_on_only_with_the_data_with_which_it_was_begun(
     assert (folder / "data.npz").stat().st_mtime_ns == written  # workers may be reading it
     assert passes == (1 if has_files else 2) + is_loaded  # the first rows, and all
     np.testing.assert_array_equal(found, expected)
+    for name in ("data.npz",) if is_loaded else ("data.npz", "pool.npz"):
+        whole = (folder / name).read_bytes()
+        (folder / name).write_bytes(whole[:-9])
+        with pytest.raises(ValueError, match=rf"{name} is damaged, .* Remove it"):
+            pool()
+        if name == "pool.npz":
+            (folder / name).unlink()
+            np.testing.assert_array_equal(pool()[1], expected)
+        (folder / name).write_bytes(whole)
     os.utime(file, ns=(1, 1))
     assert pool()[0] >= 1  # read, and found the same
     changed = Y.copy()

@@ -28,6 +28,7 @@ from tfp_sgmcmc.targets.control_variates.control_variate import RemainderCovaria
 FILE = "choices.npz"
 _VERSION = 3  # of the format; raise it when the fields of `Choices` change
 _ARRAYS = ("center", "hessian", "start")
+_DAMAGED = " Put a copy of it back, or use a new directory."
 _PLAIN = {field.name for field in dataclasses.fields(Choices)} - {*_ARRAYS}
 
 
@@ -61,7 +62,7 @@ def saved_jit_compile(folder: Path) -> bool | None:
     """Returns whether XLA compiles the run in a directory; None if it has no choices yet."""
     if not (folder / FILE).exists():
         return None
-    with npz.reading(folder / FILE, "a run of `sample`") as (header, _):
+    with npz.reading(folder / FILE, "a run of `sample`", _DAMAGED) as (header, _):
         return header.get("call", {}).get("jit_compile")
 
 
@@ -82,7 +83,7 @@ def load(
     path = folder / FILE
     if not path.exists():
         return None
-    with npz.reading(path, "a run of `sample`") as (header, array):
+    with npz.reading(path, "a run of `sample`", _DAMAGED) as (header, array):
         version = header.get("version", 1)  # 0.2.0 wrote no version
         plain = {"noncentered": [], **header["choices"]}  # version 2 did not know it
         is_known = _VERSION - 2 <= version <= _VERSION and {*plain} == _PLAIN

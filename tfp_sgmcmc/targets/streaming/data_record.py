@@ -47,7 +47,8 @@ def difference(path: Path, target: StreamedLogProb, show: Show) -> str:
       ValueError: the record is damaged.
       StreamReadError: the rows cannot be read.
     """
-    with npz.reading(path, writer="sample") as (header, array):
+    advice = " Remove it to go on without comparing the data with those of the run."
+    with npz.reading(path, "sample", advice) as (header, array):
         if header["version"] != _VERSION:
             raise ValueError(f"it has version {header['version']}, not {_VERSION}")
         arrays = {name: array(name, "float64") for name in header["arrays"]}

@@ -39,6 +39,7 @@ _WANTED = 0.2  # of the largest errors
 tfb = tfp.bijectors
 FILE = "pool.npz"
 _VERSION = 2  # of the format
+_DAMAGED = " Remove it, and the pool is drawn again."
 
 
 class Pass(NamedTuple):
@@ -376,7 +377,7 @@ def load(
     """
     like = target.row_spec
     expected = f"{target.num_examples} examples of {form_of(like)[0]}"
-    with npz.reading(path, writer="sample") as (header, _):
+    with npz.reading(path, "sample", _DAMAGED) as (header, _):
         if header["version"] != _VERSION:
             raise ValueError(f"it has version {header['version']}, not {_VERSION}")
         found = f"{header['num_examples']} examples of {header['form']}"
@@ -384,7 +385,7 @@ def load(
         raise ValueError(
             f"{path} must hold a pool of {expected}. Received: {found}. Use a new directory."
         )
-    with npz.reading(path, writer="sample") as (header, array):
+    with npz.reading(path, "sample", _DAMAGED) as (header, array):
         dtypes = header["dtypes"]
         count = len(tf.nest.flatten(like))
         rows = tf.nest.pack_sequence_as(
