@@ -384,7 +384,7 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
         count=count,
         count_batches=(lambda: len(all_sizes())) if is_uncounted else None,
         counted_batch=lambda: read[0] if read else None,
-        read=(lambda: map(_unpacked, dataset)) if can_pass else None,
+        read=(lambda: map(_unpacked, untuned(dataset))) if can_pass else None,
         is_never_shuffled=in_memory and can_pass and not any("Shuffle" in kind for kind in kinds),
     )
 
