@@ -110,9 +110,10 @@ def test_what_is_no_single_distribution_is_refused() -> None:
     [
         tfd.Poisson(3.0),  # its dtype is float32
         tfd.JointDistributionNamed({"mu": tfd.Poisson(3.0), "sigma": tfd.HalfNormal(1.0)}),
+        tfd.MixtureSameFamily(tfd.Categorical([0.0, 0.0]), tfd.Normal(0.0, [1.0, 2.0])),
     ],
 )
-def test_discrete_parts_are_refused(prior: Any) -> None:
+def test_discrete_parts_and_mixtures_are_refused(prior: Any) -> None:
     with pytest.raises(TypeError, match="joint must have continuous parts"):
         sgmcmc.MinibatchLogProb.from_joint(prior, log_likelihood, ROWS)
 

@@ -183,17 +183,19 @@ def default_bijector(prior: Any) -> Any:
     except AttributeError as error:
         if "'NoneType'" not in str(error):  # the bijector of a discrete part is None
             raise
-        raise _is_discrete(prior) from error
+        raise _has_no_bijector(prior) from error
     if bijector is None:
-        raise _is_discrete(prior)
+        raise _has_no_bijector(prior)
     return bijector
 
 
-def _is_discrete(prior: Any) -> TypeError:
+def _has_no_bijector(prior: Any) -> TypeError:
     return TypeError(
-        "joint must have continuous parts, because a discrete part has no gradient. "
-        f"Received: a {type(prior).__name__} with parts of shapes {prior.event_shape}. Sum the "
-        "likelihood over the values of a discrete part."
+        "joint must have continuous parts with a default bijector. Received: a "
+        f"{type(prior).__name__} with parts of shapes {prior.event_shape}, of which one has none. "
+        "Sum the likelihood over the values of a discrete part, because it has no gradient. For a "
+        "mixture write the log prior as a function, and give bijector= if its values are "
+        "constrained."
     )
 
 
