@@ -214,7 +214,7 @@ def median_start(sample: Callable[..., Any], log_prob: Callable[..., Any], model
 
     Args:
       sample: draws from a prior.
-      log_prob: returns whether they can occur, by a finite number.
+      log_prob: the log density of draws.
       model: has `constrain` and `unconstrain`, by the default bijector of the prior.
 
     Raises:
@@ -224,15 +224,23 @@ def median_start(sample: Callable[..., Any], log_prob: Callable[..., Any], model
         warnings.simplefilter("ignore")
         draws = sample(_NUM_DRAWS, seed=(0, 0))
         size = sum(int(tf.size(x)) for x in tf.nest.flatten(draws)) // _NUM_DRAWS
-        checked = sample(
-            max(_NUM_DRAWS, min(_MOST_DRAWS, _MOST_NUMBERS // max(1, size))), seed=(0, 1)
-        )
+        others = sample(min(_MOST_DRAWS, 10 + _MOST_NUMBERS // max(1, size)), seed=(0, 1))
+    _check_reach(others, log_prob, model)
+
+    def median(x: tf.Tensor) -> tf.Tensor:
+        return tf.constant(np.nan_to_num(np.median(x, axis=0)), x.dtype)
+
+    return tf.nest.map_structure(median, model.unconstrain(draws))
+
+
+def _check_reach(draws: State, log_prob: Callable[..., Any], model: Any) -> None:
+    """Raises ValueError if the bijector of a model does not give back draws from its prior."""
     # New arrays, because bijectors remember what they have mapped.
-    free = tf.nest.map_structure(lambda x: tf.constant(x.numpy()), model.unconstrain(checked))
+    free = tf.nest.map_structure(lambda x: tf.constant(x.numpy()), model.unconstrain(draws))
     again = tf.nest.flatten(model.constrain(free))
-    for (path, x), y in zip(tree.flatten_with_path(checked), again, strict=True):
+    for (path, x), y in zip(tree.flatten_with_path(draws), again, strict=True):
         lost = _are_lost(x.numpy(), y.numpy())
-        if lost.any() and (lost & np.isfinite(log_prob(checked))).mean() > _MOST_LOST:
+        if lost.any() and (lost & np.isfinite(log_prob(draws))).mean() > _MOST_LOST:
             part = f" of the part {'.'.join(map(str, path))}" * bool(path)
             raise ValueError(
                 "joint must have a default bijector that reaches every value. Received: one that "
@@ -241,11 +249,6 @@ def median_start(sample: Callable[..., Any], log_prob: Callable[..., Any], model
                 "for matrices with a WishartTriL prior tfb.Chain([tfb.CholeskyOuterProduct(), "
                 "tfb.FillScaleTriL()])."
             )
-
-    def median(x: tf.Tensor) -> tf.Tensor:
-        return tf.constant(np.nan_to_num(np.median(x, axis=0)), x.dtype)
-
-    return tf.nest.map_structure(median, model.unconstrain(draws))
 
 
 def _are_lost(draws: np.ndarray, again: np.ndarray) -> np.ndarray:
