@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import tfp_sgmcmc as sgmcmc
 from tests.keras.small_models import affine, linear, posterior_of
@@ -221,8 +222,9 @@ def test_other_arguments(posterior, tmp_path):
         posterior.save(3)
     with pytest.raises(TypeError, match="path must be a string or a path. Received: None"):
         Posterior.load(None, posterior.model)
-    with pytest.raises(TypeError, match="model must be a keras.Model"):
-        Posterior.load(tmp_path / "a.npz", "model")
+    for model, words in (("model", "a str"), (tf_keras.Sequential(), "a Sequential of tf_keras")):
+        with pytest.raises(TypeError, match=f"model must be a keras.Model. Received: {words}"):
+            Posterior.load(tmp_path / "a.npz", model)
 
 
 def test_outputs_that_are_no_probabilities_are_refused():

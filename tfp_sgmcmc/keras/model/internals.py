@@ -78,7 +78,9 @@ class Forward(NamedTuple):
 def check_model_type(model: Any) -> None:
     """Raises TypeError unless `model` is a Keras model."""
     if not isinstance(model, keras.Model):
-        raise TypeError(f"model must be a keras.Model. Received: a {type(model).__name__}.")
+        is_old = type(model).__module__.startswith("tf_keras")
+        where = " of tf_keras, which is Keras 2; make it with Keras 3" * is_old
+        raise TypeError(f"model must be a keras.Model. Received: a {type(model).__name__}{where}.")
 
 
 def has_all_variables(model: keras.Model) -> bool:
