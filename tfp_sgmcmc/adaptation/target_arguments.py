@@ -18,7 +18,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc.adaptation import settings_file
 from tfp_sgmcmc.internal import xla
-from tfp_sgmcmc.internal.nest import State, call_with_state, convert_state, state_from_call
+from tfp_sgmcmc.internal.nest import State, call_with_state, state_from_call
 from tfp_sgmcmc.sampling.progress import progress
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.targets import (
@@ -30,7 +30,7 @@ from tfp_sgmcmc.targets import (
     draw_pool,
 )
 from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
-from tfp_sgmcmc.targets.bijectors import compiles_anew, default_bijector, median_start
+from tfp_sgmcmc.targets.bijectors import compiles_anew, default_bijector, median_start, start_of
 from tfp_sgmcmc.targets.laplace.laplace import check_single_state
 from tfp_sgmcmc.targets.sharded import refuse_shards
 from tfp_sgmcmc.targets.streaming import data_record, pooled
@@ -182,14 +182,7 @@ def single_state(target: MinibatchLogProb, initial_state: Any) -> State:
     Raises ValueError if it has chain dimensions, and if the model does not give each of two chains
     its log posterior.
     """
-    if initial_state is None:
-        initial_state = target.initial_state
-    if initial_state is None:
-        raise ValueError(
-            "initial_state must be given, unless the target is made by from_joint from a prior "
-            "that knows where to start, or is a pinned joint distribution. Received: None."
-        )
-    state = convert_state(initial_state, initial=True, called="initial_state")
+    state = start_of(target, initial_state)
     check_single_state("initial_state", target, state)
     check_two_chains(target, state)
     return state

@@ -14,7 +14,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 import tree
 
-from tfp_sgmcmc.internal.nest import State
+from tfp_sgmcmc.internal.nest import State, convert_state
 
 _NUM_DRAWS = 101  # whose medians are the start
 _MOST_DRAWS, _MOST_NUMBERS = 10_000, 1_000_000  # by which bijectors are checked
@@ -207,6 +207,18 @@ def compiles_anew(joint: Any) -> bool:
     function for numbers that it must know.
     """
     return bool(getattr(joint, "use_vectorized_map", False))
+
+
+def start_of(model: Any, initial_state: Any) -> State:
+    """Returns a start as tensors; for None that of a model whose prior knows where to start."""
+    if initial_state is None:
+        initial_state = model.initial_state
+    if initial_state is None:
+        raise ValueError(
+            "initial_state must be given, unless the target is made by from_joint from a prior "
+            "that knows where to start, or is a pinned joint distribution. Received: None."
+        )
+    return convert_state(initial_state, initial=True, called="initial_state")
 
 
 def median_start(sample: Callable[..., Any], log_prob: Callable[..., Any], model: Any) -> State:

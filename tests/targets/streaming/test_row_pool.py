@@ -292,7 +292,7 @@ def test_data_that_fit_are_loaded() -> None:
     assert type(loaded) is sgmcmc.MinibatchLogProb
     assert (loaded.num_examples, len(report.passes)) == (N, 1)
     np.testing.assert_allclose(loaded(tf.constant(problem.draws[:3])), target(problem.draws[:3]))
-    with pytest.raises(ValueError, match="initial_state must be given, unless the stream is made"):
+    with pytest.raises(ValueError, match="initial_state must be given, unless the target is made"):
         sgmcmc.draw_pool(target)
 
 

@@ -13,12 +13,12 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import boolean, function
 from tfp_sgmcmc.internal.nest import (
     State,
-    convert_state,
     flatten_events,
     num_entries,
     unflatten_events,
 )
 from tfp_sgmcmc.targets.base import ExpansionError, kept_program
+from tfp_sgmcmc.targets.bijectors import start_of
 from tfp_sgmcmc.targets.laplace.laplace import check_single_state
 from tfp_sgmcmc.targets.laplace.quadratic import root_of_inverse, to_unit_diagonal
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
@@ -144,14 +144,7 @@ def draw_pool(
     parts = StreamParts(target, num_parts, executor, show)
     first, total = parts.first, sum(parts.sizes)
     model = first.of_one_batch
-    if initial_state is None:
-        initial_state = model.initial_state
-    if initial_state is None:
-        raise ValueError(
-            "initial_state must be given, unless the stream is made by from_joint from a prior "
-            "that knows where to start. Received: None."
-        )
-    state = convert_state(initial_state, initial=True, called="initial_state")
+    state = start_of(model, initial_state)
     checked = functools.partial(check_single_state, "initial_state", model, state)
     kept_program(model, "one state", state, checked)
     row_seed, draw_seed = random.split(random.as_seed(seed), 2)
