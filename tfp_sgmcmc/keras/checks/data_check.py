@@ -59,7 +59,8 @@ def _check_order(source: Source) -> None:
     if not source.is_never_shuffled or source.read is None:
         return
     labels = (internals.map_arrays(np.asarray, batch[1]) for batch in source.read())
-    first = next(labels)
+    if (first := next(labels, None)) is None:
+        return
     size = len(internals.array_leaves(first)[0])
     order = measure_order(itertools.chain([first], labels), size, "y", _MOST_SECONDS)
     if order is not None and order.ratio > MOST_RATIO:
