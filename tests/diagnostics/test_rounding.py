@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfp_sgmcmc.adaptation.draw_checks import flags_of_spacing
 from tfp_sgmcmc.diagnostics.vector_functions import rounded_share
 
 PLACES = np.linspace(-10, 10, 11)
@@ -46,3 +47,16 @@ def test_draws_that_are_as_wide_as_some_numbers_are_moved_to_the_next_one(
     rng = np.random.default_rng(0)
     few = 14 + 1e-4 * rng.standard_normal([4, 1])
     assert (rounded_share(log_prob, np.repeat(few, 125, axis=0).astype(dtype), rng) > 0.05) == told
+
+
+@pytest.mark.parametrize("dtype, told", [(np.float32, True), (np.float64, False)])
+def test_draws_of_a_large_intercept_that_lie_on_few_numbers_are_told(
+    dtype: type, told: bool
+) -> None:
+    """Near 1e5 float32 numbers are 0.0078 apart, 1.3 of the standard deviation of 0.006."""
+    rng = np.random.default_rng(0)
+    w = (np.array([1e5, 1.0]) + 0.006 * rng.standard_normal([500, 4, 2])).astype(dtype)
+    flags = flags_of_spacing({"constant": np.ones([500, 4, 1], dtype), "w": w})
+    assert [flag.grade for flag in flags] == ["wrong"] * told
+    assert not told or "w is too large for float32: near 100000 " in flags[0]
+    assert not flags_of_spacing({"w": w[..., 1:]}) and not flags_of_spacing(w[:0])

@@ -36,6 +36,7 @@ _NOTED_EXCESS, _NOTED_SHIFT = 0.04, 0.05
 _MOST_DIVERGENCES = 0.01  # share of draws
 _MOST_ROUNDED = 0.05  # share of draws
 _FUNNEL = 0.03  # of means and standard deviations, by moves along a funnel
+_MOST_SPACING = 0.75  # standard deviations between two numbers; they are then 2.3 % too large
 _CERTAIN = 0.05  # by importance weights, of means in standard deviations and of standard deviations
 
 
@@ -247,6 +248,31 @@ def _flags_of_rounding(states: Any, problem: MinibatchLogProb) -> list[Flag]:
             "ten-thousandth of their standard deviations, or to the next number. A Cholesky "
             "factorisation, a difference of large numbers or a sum of large ones does that.",
             "Give the target dtype='float64' and a float64 start.",
+        )
+    ]
+
+
+def flags_of_spacing(states: Any) -> list[Flag]:
+    """Returns a flag if a parameter is so large that its draws lie on few numbers of its dtype."""
+    leaves = tf.nest.flatten(states)
+    if not len(leaves[0]):
+        return []
+    flat = np.concatenate([x.reshape(-1, x[0, 0].size) for x in leaves], axis=1)
+    with np.errstate(all="ignore"):  # some parameters overflow
+        mean, deviation = flat.mean(axis=0, dtype=np.float64), flat.std(axis=0, dtype=np.float64)
+        spacing = np.spacing(np.abs(mean).astype(flat.dtype)).astype(np.float64)
+        share = np.where(deviation > 0, spacing / deviation, 0)
+    worst = int(np.nanargmax(np.append(share, 0)))
+    if worst == share.size or share[worst] <= _MOST_SPACING:
+        return []
+    name = entry_names(tf.nest.map_structure(lambda x: tf.constant(x[0, 0]), states))[worst]
+    return [
+        Flag(
+            "wrong",
+            f"{name} is too large for {flat.dtype}: near {mean[worst]:.6g} its numbers are "
+            f"{spacing[worst]:.2g} apart, and {name} has a standard deviation of "
+            f"{deviation[worst]:.2g}. Draws and log posteriors are rounded to that.",
+            "Give the target dtype='float64' and a float64 start, or centre the data.",
         )
     ]
 

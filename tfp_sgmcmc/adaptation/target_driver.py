@@ -9,11 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation import target_arguments
-from tfp_sgmcmc.adaptation.draw_checks import DrawCheck, check_draws, whitened
+from tfp_sgmcmc.adaptation.draw_checks import (
+    DrawCheck,
+    check_draws,
+    flags_of_spacing,
+    whitened,
+)
 from tfp_sgmcmc.adaptation.fallback import sample_nonquadratic
 from tfp_sgmcmc.adaptation.kernel_selector import KernelSelector
 from tfp_sgmcmc.adaptation.out_of_reach import Place
@@ -253,7 +259,8 @@ def sample_target(
         better = better.with_choices(seed=random.integers_of(random.fold_in(run_seed, attempt)))
         prepared = dataclasses.replace(better, lines=(*better.lines, dropped))
     before = settings.settled(prepared, found.is_wrong, result.states)
-    flags = [*before, *found.flags]
+    states = tf.nest.map_structure(np.asarray, result.states)
+    flags = [*before, *found.flags, *flags_of_spacing(states)]  # no other kernel mends it
     tell_and_warn([found.line], flags, progress_bar)
     return dataclasses.replace(
         result,
