@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_probability as tfp
 
 from tfp_sgmcmc.adaptation.draw_checks import flags_of_spacing
+from tfp_sgmcmc.adaptation.target_arguments import as_problem
 from tfp_sgmcmc.diagnostics.vector_functions import rounded_share
 
+tfb = tfp.bijectors
 PLACES = np.linspace(-10, 10, 11)
 
 
@@ -56,7 +59,21 @@ def test_draws_of_a_large_intercept_that_lie_on_few_numbers_are_told(
     """Near 1e5 float32 numbers are 0.0078 apart, 1.3 of the standard deviation of 0.006."""
     rng = np.random.default_rng(0)
     w = (np.array([1e5, 1.0]) + 0.006 * rng.standard_normal([500, 4, 2])).astype(dtype)
-    flags = flags_of_spacing({"constant": np.ones([500, 4, 1], dtype), "w": w})
+    problem = as_problem(lambda constant, w: tf.zeros([]))
+    flags = flags_of_spacing({"constant": np.ones([500, 4, 1], dtype), "w": w}, problem)
     assert [flag.grade for flag in flags] == ["wrong"] * told
     assert not told or "w is too large for float32: near 100000 " in flags[0]
-    assert not flags_of_spacing({"w": w[..., 1:]}) and not flags_of_spacing(w[:0])
+    assert not flags_of_spacing({"w": w[..., 1:]}, problem)
+    assert not flags_of_spacing(w[:0], problem)
+
+
+def test_parameters_that_are_constant_up_to_rounding_are_not() -> None:
+    """The diagonal of a correlation matrix is 1; its bijector computes it, and rounds."""
+    bijector = tfb.Chain([tfb.CholeskyOuterProduct(), tfb.CorrelationCholesky()])
+    z = np.random.default_rng(0).standard_normal([500, 4, 3]).astype(np.float32)
+    draws = bijector.forward(z).numpy()
+    deviations = np.einsum("...ii->...i", draws).std(axis=(0, 1))
+    assert 0 < deviations.max() < np.spacing(np.float32(1))
+    assert not flags_of_spacing(draws, as_problem(lambda c: tf.zeros([]), bijector))
+    # The same rounding is told where no bijector computes it.
+    assert flags_of_spacing(draws, as_problem(lambda c: tf.zeros([])))

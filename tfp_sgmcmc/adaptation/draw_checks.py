@@ -252,12 +252,16 @@ def _flags_of_rounding(states: Any, problem: MinibatchLogProb) -> list[Flag]:
     ]
 
 
-def flags_of_spacing(states: Any) -> list[Flag]:
-    """Returns a flag if a parameter is so large that its draws lie on few numbers of its dtype."""
-    leaves = tf.nest.flatten(states)
-    if not len(leaves[0]):
+def flags_of_spacing(states: Any, problem: MinibatchLogProb) -> list[Flag]:
+    """Returns a flag if a parameter is so large that its draws lie on few numbers of its dtype.
+
+    Unconstrained, because parameters such as the diagonal of a correlation matrix are constant up
+    to rounding.
+    """
+    if not len(tf.nest.flatten(states)[0]):
         return []
-    flat = np.concatenate([x.reshape(-1, x[0, 0].size) for x in leaves], axis=1)
+    like, draws, _ = _flat_draws(states, problem)
+    flat = draws.reshape(-1, draws.shape[-1])
     with np.errstate(all="ignore"):  # some parameters overflow
         mean, deviation = flat.mean(axis=0, dtype=np.float64), flat.std(axis=0, dtype=np.float64)
         spacing = np.spacing(np.abs(mean).astype(flat.dtype)).astype(np.float64)
@@ -265,13 +269,13 @@ def flags_of_spacing(states: Any) -> list[Flag]:
     worst = int(np.nanargmax(np.append(share, 0)))
     if worst == share.size or share[worst] <= _MOST_SPACING:
         return []
-    name = entry_names(tf.nest.map_structure(lambda x: tf.constant(x[0, 0]), states))[worst]
+    name = entry_names(like)[worst] + " (unconstrained)" * (problem.bijector is not None)
     return [
         Flag(
             "wrong",
             f"{name} is too large for {flat.dtype}: near {mean[worst]:.6g} its numbers are "
-            f"{spacing[worst]:.2g} apart, and {name} has a standard deviation of "
-            f"{deviation[worst]:.2g}. Draws and log posteriors are rounded to that.",
+            f"{spacing[worst]:.2g} apart, and its standard deviation is {deviation[worst]:.2g}. "
+            "Draws and log posteriors are rounded to that.",
             "Give the target dtype='float64' and a float64 start, or centre the data.",
         )
     ]

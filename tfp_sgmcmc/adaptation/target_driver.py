@@ -14,12 +14,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation import target_arguments
-from tfp_sgmcmc.adaptation.draw_checks import (
-    DrawCheck,
-    check_draws,
-    flags_of_spacing,
-    whitened,
-)
+from tfp_sgmcmc.adaptation.draw_checks import DrawCheck, check_draws, flags_of_spacing, whitened
 from tfp_sgmcmc.adaptation.fallback import sample_nonquadratic
 from tfp_sgmcmc.adaptation.kernel_selector import KernelSelector
 from tfp_sgmcmc.adaptation.out_of_reach import Place
@@ -260,7 +255,8 @@ def sample_target(
         prepared = dataclasses.replace(better, lines=(*better.lines, dropped))
     before = settings.settled(prepared, found.is_wrong, result.states)
     states = tf.nest.map_structure(np.asarray, result.states)
-    flags = [*before, *found.flags, *flags_of_spacing(states)]  # no other kernel mends it
+    spacing = flags_of_spacing(states, settings.problem)  # no other kernel mends it
+    flags = [*before, *found.flags, *spacing]
     tell_and_warn([found.line], flags, progress_bar)
     return dataclasses.replace(
         result,
