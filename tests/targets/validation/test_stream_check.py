@@ -45,7 +45,7 @@ def test_files_sorted_by_label_are_named(buffer: int) -> None:
 def test_rows_in_random_order_are_not_warned_of() -> None:
     """The ratio of a hundred batches is chi-squared / 99: above 4 with probability 1e-30."""
     sgmcmc.preflight(RANDOM, STATE)
-    order = measure_order(RANDOM.blocks(SIZE), SIZE)
+    order = measure_order(RANDOM.blocks(SIZE))
     assert order is not None and 0.5 < order.ratio < 2
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from typing import Any
 
@@ -59,10 +58,7 @@ def _check_order(source: Source) -> None:
     if not source.is_never_shuffled or source.read is None:
         return
     labels = (internals.map_arrays(np.asarray, batch[1]) for batch in source.read())
-    if (first := next(labels, None)) is None:
-        return
-    size = len(internals.array_leaves(first)[0])
-    order = measure_order(itertools.chain([first], labels), size, "y", _MOST_SECONDS)
+    order = measure_order(labels, "y", _MOST_SECONDS)
     if order is not None and order.ratio > MOST_RATIO:
         warnings.warn(
             f"The data set must give random rows. Received: batches whose means of {order.column} "

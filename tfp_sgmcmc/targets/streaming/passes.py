@@ -11,13 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import accepts, function, integer
-from tfp_sgmcmc.internal.extras import (
-    Workers,
-    check_executor,
-    make_call,
-    pack_call,
-    submit_call,
-)
+from tfp_sgmcmc.internal.extras import Workers, check_executor, make_call, pack_call, submit_call
 from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.targets.data import assert_finite_rows, form_of
 from tfp_sgmcmc.targets.streamed import StreamedLogProb

@@ -51,7 +51,7 @@ def check_stream(
 ) -> Stability | None:
     """Warns of batches in an order, of an unstable step, and of hot draws. See `preflight`."""
     check_first_batch()
-    order = measure_order(_finite_batches(target), target.batch_size)
+    order = measure_order(_finite_batches(target))
     if order is not None and order.ratio > MOST_RATIO:
         warnings.warn(
             "dataset must give batches of random rows. Received: batches whose means of "
@@ -71,23 +71,23 @@ def check_stream(
 
 
 def measure_order(
-    batches: Iterable[Any], size: int, called: str = "batch", most_seconds: float = _MOST_SECONDS
+    batches: Iterable[Any], called: str = "batch", most_seconds: float = _MOST_SECONDS
 ) -> Order | None:
-    """Compares the means of an epoch's batches, up to one of fewer rows.
+    """Compares the means of an epoch's batches, up to one of fewer rows than the first.
 
     Returns None for fewer than 20 batches. The ratio is NaN if a number is not finite.
 
     Args:
-      batches: nests of arrays, `[size, ...]`.
-      size: the rows of a batch.
+      batches: nests of arrays, `[rows, ...]`.
       called: the name of a batch.
       most_seconds: ends the reading.
     """
     began, names, means = time.perf_counter(), list[str](), []
-    count, total, squares = 0, np.zeros([]), np.zeros([])
+    size, count, total, squares = 0, 0, np.zeros([]), np.zeros([])
     for rows in batches:
         columns = _columns(rows, called)
         names, values = [*columns], np.stack([*columns.values()], axis=-1)
+        size = size or len(values)
         if len(values) < size:
             break
         means.append(values.mean(axis=0))
