@@ -381,6 +381,11 @@ def test_a_posterior_without_a_finite_integral_is_told(tail: Any, is_proper: boo
         check_proper(log_prob, center, direction)
 
 
+def test_a_wrong_sign_is_told_as_such() -> None:
+    with pytest.raises(ImproperError, match="rises by .* Look for a wrong sign"):
+        check_proper(lambda b: b**2, tf.constant(0.0), np.array([1.0]))
+
+
 def test_a_model_that_raises_far_away_is_proper_there() -> None:
     """The inverse of a matrix raises where it underflows to zero."""
 

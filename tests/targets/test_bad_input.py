@@ -142,6 +142,30 @@ def test_log_likelihoods_of_wrong_shape(
         bad(STATES[state])
 
 
+def test_a_column_for_a_vector_is_named() -> None:
+    bad = target(
+        log_likelihood_fn=lambda t, x: -0.5 * (x["y"] - t[..., None] * x["x"]) ** 2,
+        data={"x": X, "y": X[:, None]},
+    )
+    with pytest.raises(ValueError, match=r"data\['y'\] has shape \[N, 1\]; np.ravel makes it"):
+        bad(tf.constant(0.0))
+
+
+def test_a_data_frame_for_a_matrix_is_named() -> None:
+    bad = target(
+        log_likelihood_fn=lambda t, x: tf.reduce_sum(x["x"] * t[..., None, None], axis=-1),
+        data={"x": {"a": X, "b": X}},
+    )
+    with pytest.raises(TypeError, match=r"log_likelihood_fn .* frame.to_numpy\('float32'\)"):
+        bad(tf.constant(0.0))
+
+
+def test_a_prior_that_is_not_summed_is_named() -> None:
+    bad = target(log_likelihood_fn=lambda t, x: x * tf.reduce_sum(t, -1)[..., None])
+    with pytest.raises(ValueError, match=r"shape \(3,\). If these .* sum the log prior over them"):
+        sgmcmc.sample(bad, tf.zeros([3]), 100)
+
+
 def test_log_priors_with_event_dimensions() -> None:
     """A prior of shape [3, 2] looks like chains; the message says that the prior is the cause."""
     bad = target(

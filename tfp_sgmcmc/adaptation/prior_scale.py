@@ -162,11 +162,15 @@ def check_proper(
         return
     parts = tf.nest.flatten(unflatten_events(direction, center, 0))
     name = part_names(center)[int(np.argmax([np.abs(x).max() for x in parts]))]
+    least = np.min(falls)
+    change = f"falls by only {least:.3g}"
+    cure = "Neither prior nor data inform it. Give a proper prior, or remove redundant parameters."
+    if least < -1.0:
+        change, cure = f"rises by {-least:.3g}", "Look for a wrong sign in prior and likelihood."
     raise ImproperError(
-        "The posterior must have a finite integral. Received: a log posterior that falls by only "
-        f"{np.min(falls):.3g} between {_NEAR:.0e} and {_FAR:.0e} standard deviations along a line "
-        f"that changes {name} most. Neither prior nor data inform it. Give it a proper prior, or "
-        "remove redundant parameters."
+        f"The posterior must have a finite integral. Received: a log posterior that {change} "
+        f"between {_NEAR:.0e} and {_FAR:.0e} standard deviations along a line that changes {name} "
+        f"most. {cure}"
     )
 
 

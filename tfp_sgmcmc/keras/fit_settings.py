@@ -84,7 +84,7 @@ class FitSettings:
         if prior is ...:
             raise TypeError(
                 "SamplerCallback needs a prior with a kernel: prior=None for regularisers alone, "
-                "or tfd.Normal(0., 1.), for example. Received: none."
+                "or tfd.Normal(0., 1.), for example. Received: no argument prior."
             )
         check_prior(prior)
         self._prior, self._collect = prior, as_collect(collect).with_phases(step_size)

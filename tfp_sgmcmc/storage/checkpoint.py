@@ -98,7 +98,8 @@ def check_same(what: str, saved: Mapping[str, Any], expected: Mapping[str, Any])
     found = differences(saved, expected)
     if found:
         raise ValueError(
-            f"{what} belongs to another run, and this run cannot go on from it. It has {found}."
+            f"{what} belongs to another run, and this run cannot go on from it. It has {found}. "
+            "Give the arguments and data of that run, or another directory to begin anew."
         )
 
 

@@ -61,10 +61,16 @@ def map_bijectors(
         bijector = _completed(called, bijector)
         matched = tree.map_structure_up_to(called, _check, called, bijector)
     except (TypeError, ValueError) as error:
+        hint = ""
+        if isinstance(bijector, tfp.bijectors.Bijector):
+            hint = (
+                " A single bijector takes a state of one array. With a target of whiten, this is z "
+                "of shape [chains..., D], and tf.zeros([4, D]) starts at its center."
+            )
         raise ValueError(
             "bijector must have the structure of the state, whose parts have shapes "
             f"{tf.nest.map_structure(lambda x: x.shape, state)} (None, or no key, stands for no "
-            f"bijector). Received: {bijector}."
+            f"bijector). Received: {bijector}.{hint}"
         ) from error
     mapped = tree.map_structure_up_to(
         called, lambda x, b: otherwise(x) if b is None else fn(b, x), called, matched

@@ -268,7 +268,8 @@ class ModelTarget(Target):
                 "likelihood of each example, not their sum or mean, and without event dimensions. "
                 f"Received: shape {result.shape}. The chain dimensions "
                 f"{tf.TensorShape(chain_shape)} are the shape that log_prior_fn returned, which "
-                "must be summed over event dimensions, too."
+                "must be summed over event dimensions, too, and not over chains."
+                f"{_column_of_data(batch, size) if result.shape[-2:] == [size, size] else ''}"
             )
         return result
 
@@ -281,7 +282,8 @@ def _applied(bijector: Any, method: str, part: Any) -> Any:
         expected = "an unconstrained part of the state" if forward else "a parameter"
         raise ValueError(
             f"bijector must have a method {method} for {expected}. Received: the bijector "
-            f"{bijector.name} and a part of shape {part.shape}. It raised: {error}"
+            f"{bijector.name} and a part of shape {part.shape} and dtype {part.dtype.name}. "
+            f"It raised: {error}"
             f"{_shape_of_inverse(bijector, part) if forward else ''}"
         ) from error
 
@@ -295,12 +297,25 @@ def _shape_of_inverse(bijector: Any, part: Any) -> str:
     return f" If the part is a parameter, give its inverse by the bijector, of shape {shape}."
 
 
+def _column_of_data(batch: Any, size: int) -> str:
+    """Returns a sentence that names data of one column, which may have met a row, or nothing."""
+    for where, x in named_parts(batch, ""):
+        if size > 1 and x.shape.rank and x.shape[-2:] == [size, 1]:
+            return f" data{where} has shape [N, 1]; np.ravel makes it [N], if that is meant."
+    return ""
+
+
 def _explain_failure(
     name: str, error: Exception, state: Any, batch: Any = (), advice: str = ""
 ) -> None:
     """Raises an error that names the inputs of a user's function, if they are a likely cause."""
     parts, leaves = tf.nest.flatten(state), tf.nest.flatten(batch)
     dtype = parts[0].dtype.name
+    if "unsupported type (<class 'dict'>)" in str(error):
+        raise TypeError(
+            f"{name} failed where it takes a dict for an array. A data frame is a dict of its "
+            f"columns here: give the target frame.to_numpy('{dtype}') for a matrix."
+        ) from error
     # Integers are often meant to be integers, so they come last.
     for where, x in sorted(named_parts(batch, ""), key=lambda leaf: not leaf[1].dtype.is_floating):
         if x.dtype == parts[0].dtype or not _OF_TYPES.search(str(error)):

@@ -196,7 +196,9 @@ def check_single_state(name: str, target: MinibatchLogProb, state: State) -> Non
     if chains.rank:
         raise ValueError(
             f"{name} must be one state without chain dimensions, at which log_prior_fn returns a "
-            f"scalar. Received: a state at which it returns shape {chains}."
+            f"scalar. Received: a state at which it returns shape {chains}. If these are the "
+            "entries of a parameter, sum the log prior over them, as tfd.Sample(tfd.Normal(0., 1.),"
+            " 10) does; if they are chains, give the state of one."
         )
 
 
