@@ -145,7 +145,7 @@ def test_masses_that_follow_the_gradients_are_those_of_the_equations() -> None:
         off = theta[0] @ x.T + theta[1][:, np.newaxis] - VALUES
         g = [off @ x / N, off.mean(axis=1)]
         if k == 0:
-            u = [np.mean(g[0] ** 2, axis=1, keepdims=True) + 0 * g[0], g[1] ** 2]
+            u = [np.mean(g[0] ** 2 / m0[0], axis=1, keepdims=True) * m0[0], g[1] ** 2]
         u = [a + gamma * (b**2 - a) for a, b in zip(u, g, strict=True)]
         m = [np.sqrt(a * b) + cap / (0.1 * N * c * w) for a, b, c in zip(u, m0, s, strict=True)]
         q = np.sum(g[0] ** 2 / m[0], axis=1) + g[1] ** 2 / m[1]
@@ -159,6 +159,33 @@ def test_masses_that_follow_the_gradients_are_those_of_the_equations() -> None:
             np.testing.assert_allclose(found, want, rtol=1e-9)
     constant = AnnealedSGHMC(target, cap, m0, s, w, temperature=1e-30).bootstrap_results(state)
     assert constant.squares == ()
+
+
+def test_units_make_no_difference_to_masses_that_follow_the_gradients() -> None:
+    """Columns in other units, with masses and prior variances in them, give the same predictions.
+
+    Control: a mass that is the same for all columns.
+    """
+    x = np.random.default_rng(1).normal(size=[N, 3])
+    units = np.array([1e-3, 1.0, 1e4])
+
+    def moved(x: np.ndarray, unit: Any, mass: Any) -> np.ndarray:
+        target = sgmcmc.MinibatchLogProb(
+            lambda w: tf.zeros_like(w[..., 0]),
+            lambda w, batch: -0.5 * (batch[1] - tf.linalg.matvec(batch[0], w)) ** 2,
+            (x, VALUES.astype(np.float64)), N)  # fmt: skip
+        kernel = AnnealedSGHMC(
+            target, 0.1, mass, 2.0 / np.asarray(mass), temperature=0.1, mass_averaging=0.01
+        )
+        w = tf.constant([[0.5, -1.0, 2.0]], tf.float64) / unit
+        results = kernel.bootstrap_results(w)
+        for k in range(5):
+            w, results = kernel.one_step(w, results, seed=SEED + k)
+        return (w * unit).numpy()
+
+    want = moved(x, 1.0, np.full(3, 3.0))
+    np.testing.assert_allclose(moved(x * units, units, 3 * units**2), want, rtol=1e-9)
+    assert np.abs(moved(x * units, units, 3.0) - want).max() > 0.01
 
 
 def test_without_gradient_the_prior_takes_a_share_of_the_state() -> None:

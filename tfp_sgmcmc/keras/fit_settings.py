@@ -260,11 +260,13 @@ class FitSettings:
         check_variables(model.trainable_variables)
         pilot = None if self.auto is None else self.auto.pilot
         starts = "initializers" if self._chains is None else self._chains.initial_states
+        scale_starts = None
         assert self.numbers.num_examples is not None  # settled
         if self.ensemble is not None:
             self.ensemble.begin_chain(model)
             # A trained model has seen rows that are hidden from chain 0.
             starts = "fresh" if starts == "initializers" else starts
+            scale_starts = self.ensemble.scale_starts if starts == "fresh" else None
         return Chain(
             model,
             self._make_kernel_fn if pilot is None else pilot.make_kernel,
@@ -278,4 +280,5 @@ class FitSettings:
             self.monitor,
             role="chain" if pilot is None else pilot.role,
             rows_of_chains=None if self.ensemble is None else self.ensemble.rows_of_chains,
+            scale_starts=scale_starts,
         )

@@ -73,11 +73,11 @@ class AnnealedSGHMC(StochasticGradientKernel):
     m_j = \sqrt{u_j\, m^0_j} + \frac{\ell_{\max}(t)}{a\, N\, s_j\, w(t)},
     \]
 
-    where \( m^0 \) is the argument `mass`, and u begins with the mean of \( g^2 \) over the
-    coordinates of a part. With the second term, the prior pulls a coordinate without gradient back
-    by a share a of its value in each step. Rows of an embedding whose words are rare, and the
-    weights of attention, move far too slowly with constant masses. Here \( \ell_{\max} \) is the
-    step of a coordinate in units of \( 1 / \sqrt{m^0_j} \).
+    where \( m^0 \) is the argument `mass`, and u begins with \( m^0 \) times the mean of \( g^2 /
+    m^0 \) over the coordinates of a part. With the second term, the prior pulls a coordinate
+    without gradient back by a share a of its value in each step. Rows of an embedding whose words
+    are rare, and the weights of attention, move far too slowly with constant masses. Here \(
+    \ell_{\max} \) is the step of a coordinate in units of \( 1 / \sqrt{m^0_j} \).
 
     Parts may be the weights W and biases b of a layer whose inputs have the mean c. Then it is the
     outputs at the mean input, \( a = b + \sum_i c_i W_i \), that take the place of b in all of
@@ -217,7 +217,7 @@ class AnnealedSGHMC(StochasticGradientKernel):
         g = map_parts(lambda g: scaled(-1 / n, g), gradient)
         squares = results.squares
         if self._adapts_mass:
-            squares = self._mean_squares(squares, g, step, packing)
+            squares = self._mean_squares(squares, g, m, step, packing)
             of_prior = cap / (a * n * w)
             m = map_parts(
                 lambda u, m, s: tf.sqrt(u * m) + scaled(of_prior, tf.ones_like(u)) / s,
@@ -254,12 +254,18 @@ class AnnealedSGHMC(StochasticGradientKernel):
     def _adapts_mass(self) -> bool:
         return self._parameters["mass_averaging"] is not None
 
-    def _mean_squares(self, means: State, g: State, step: tf.Tensor, packing: Packing) -> State:
+    def _mean_squares(
+        self, means: State, g: State, m: State, step: tf.Tensor, packing: Packing
+    ) -> State:
         """Returns the running means of squared gradients after a step."""
         squares = map_parts(tf.square, g)
-        flat = tf.nest.flatten(squares)
+
+        def first() -> list[tf.Tensor]:
+            means = packing.means(tf.nest.flatten(map_parts(tf.divide, squares, m)))
+            return [u * m for u, m in zip(means, tf.nest.flatten(m), strict=True)]
+
         # A branch, because the means over parts of a packed tensor take time.
-        means = tf.cond(step == 0, lambda: packing.means(flat), lambda: tf.nest.flatten(means))
+        means = tf.cond(step == 0, first, lambda: tf.nest.flatten(means))
         weight = self._parameters["mass_averaging"]
         return map_parts(lambda square, u: u + weight * (square - u), squares, means)
 

@@ -354,6 +354,29 @@ def test_steps_temperatures_and_prior_suit_the_layers(
     assert settings["prior_variance"][-1] == of_biases
 
 
+def test_chains_start_as_if_inputs_in_raw_units_were_standardised():
+    """The first layer gives the outputs of standardised inputs. Control: inputs of about 1."""
+    units, mean = np.float32([1e4, 30.0, 3.0]), np.float32([3e4, 2e3, 5.0])
+    raw = X * units + mean
+    draws = [RNG.normal(size=[C, *shape]).astype(np.float32) for shape in ([3, 4], [4])]
+
+    def starts(x):
+        model = keras.Sequential([keras.Input([3]), keras.layers.Dense(4)])
+        ensemble = AnnealedEnsemble(0)
+        ensemble.num_steps, ensemble._batch = 10, (x,)
+        ensemble.begin_chain(model)
+        return ensemble.scale_starts([tf.constant(v) for v in draws])
+
+    kernel, bias = starts(raw)
+    standardised = (raw - raw.mean(axis=0)) / raw.std(axis=0)
+    want = standardised @ draws[0] + draws[1][:, np.newaxis]
+    np.testing.assert_allclose(raw @ kernel + bias[:, tf.newaxis], want, atol=0.02)
+    for part, draw in zip(starts(X), draws, strict=True):
+        assert_equal(part, draw)
+    kernel, _ = starts(30 * X)  # columns alike
+    np.testing.assert_allclose(kernel * 30 * X.std(axis=0).mean(), draws[0], rtol=0.1)
+
+
 def test_data_of_unknown_length_are_refused():
     with pytest.raises(ValueError, match="needs to know how many steps"):
         run(((X, Y) for _ in range(2)), None, num_examples=N)

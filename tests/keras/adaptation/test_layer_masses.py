@@ -20,8 +20,8 @@ def test_the_first_layer_is_measured_behind_layers_without_weights():
     assert first.mass == pytest.approx(8 * np.mean(inputs.var(axis=0)), rel=1e-5)
     np.testing.assert_allclose(first.center[:, 0], inputs.mean(axis=0), rtol=1e-5)
     assert first.variance == pytest.approx(2 / first.mass) and first.bias == 1
-    assert second == (6.0, 2 / 6, None, None)
-    assert first_bias == second_bias == (1.0, 1.0, None, None)
+    assert second == (6.0, 2 / 6, None, None, 1.0)
+    assert first_bias == second_bias == (1.0, 1.0, None, None, 1.0)
     assert layer_masses(model, None)[0].mass == 8
     assert all("call" not in vars(layer) for layer in model.layers)
 

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.keras.adaptation.layer_masses import layer_masses
+from tfp_sgmcmc.keras.adaptation.layer_masses import LayerMass, layer_masses
 from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.log_prob import RowsOfChains, folds, num_missed, row_hashes
@@ -295,7 +296,8 @@ class AnnealedEnsemble:
     batches, but each row of a pool is hidden from two of them (see `RowsOfChains`): it counts for
     nothing in their gradients, and N is the number of rows that a chain sees. These chains tell
     afterwards from which part of the run predictions are taken (see `choose_windows`). Inputs of
-    layers are measured on the pool.
+    layers are measured on the pool, and the initial weights of layers whose inputs are large are
+    divided by their size.
 
     Attributes:
       num_steps: K, or None before the first `fit`.
@@ -311,6 +313,7 @@ class AnnealedEnsemble:
         self._batch: Any = None  # some rows, if there is no pool
         self.num_steps: int | None = None
         self.choice: WindowChoice | None = None
+        self._masses = list[LayerMass]()
         self._kernel: dict[str, Any] = {}
         self._members: tuple[int, Posterior] | None = None
 
@@ -358,6 +361,7 @@ class AnnealedEnsemble:
         assert self.num_steps is not None  # settled
         rows = None if self._batch is None else self._batch[0]
         found = layer_masses(model, rows if self._pool is None else self._pool.x)
+        self._masses = found
         k, pace = self.num_steps, _pace(model)
         self._kernel = {
             "step_size": CosineTail(
@@ -370,6 +374,21 @@ class AnnealedEnsemble:
             "prior_scale": GeometricDecay(1.0, _RELAXATION, k),
             "temperature": GeometricDecay(pace.first_temperature, pace.last_temperature, k),
         }
+
+    def scale_starts(self, states: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Divides states from initialisers, `[chains, ...]` by variable, where inputs are large.
+
+        The layer's outputs at its mean input are then its initial biases.
+        """
+        scaled = list(states)
+        for k, m in enumerate(self._masses):
+            if np.all(m.divisor == 1):
+                continue
+            scaled[k] = scaled[k] / tf.cast(m.divisor, scaled[k].dtype)
+            if m.bias is not None:
+                inputs = range(1, scaled[k].shape.rank - 1)
+                scaled[m.bias] -= tf.reduce_sum(m.center * scaled[k], [*inputs])
+        return scaled
 
     def make_kernel(self, target: Any) -> AnnealedSGHMC:
         """Returns the kernel over a target with a flat prior."""

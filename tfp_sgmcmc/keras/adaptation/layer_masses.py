@@ -15,6 +15,7 @@ from tfp_sgmcmc.keras.model.layer_calls import replaced_calls
 
 _BLOCK_ROWS = 32  # that the model evaluates at once, which bounds the memory of its layers
 _UNLIKE = 100.0  # the ratio of columns' largest entries beyond which each has a mass
+_LARGE = 10.0  # the root mean squared input beyond which initial weights are divided by it
 
 
 class LayerMass(NamedTuple):
@@ -26,12 +27,14 @@ class LayerMass(NamedTuple):
       center: the mean input of a layer whose masses are those of centred inputs, an array that
         broadcasts with its weights; None for other layers and for other variables.
       bias: the place of that layer's biases among the trainable variables, or None.
+      divisor: of initial weights, a number or an array that broadcasts with the variable.
     """
 
     mass: Any
     variance: Any
     center: np.ndarray | None = None
     bias: int | None = None
+    divisor: Any = 1.0
 
 
 class _Inputs(NamedTuple):
@@ -57,6 +60,10 @@ def layer_masses(model: keras.Model, x: Any) -> list[LayerMass]:
     each column has the mass of its mean squared input instead of all columns'. Biases, scales and
     shifts have the mass 1, and so have embeddings, which are weights of one-hot inputs.
 
+    Initialisers of layers expect inputs of about 1. Where the root mean squared input is above 10,
+    it is the divisor of a layer's initial weights, and that of each column where columns have
+    masses of their own and it is above 1.
+
     Args:
       model: a built model.
       x: some rows of inputs; None takes 1 for the mean squares of all inputs.
@@ -78,7 +85,8 @@ def layer_masses(model: keras.Model, x: Any) -> list[LayerMass]:
         found = measured.get(id(layer), _Inputs()) if is_linear else _Inputs()
         mass = count * found.square
         bias = None if found.center is None else places[id(layer.bias)]
-        masses.append(LayerMass(mass, 2 / mass, found.center, bias))
+        divisor = _divisor(found.square)
+        masses.append(LayerMass(mass, 2 / mass, found.center, bias, divisor))
     return masses
 
 
@@ -170,6 +178,14 @@ def _of_columns(table: np.ndarray, square: float) -> Any:
         return square
     each = np.mean(np.square(table, dtype=np.float64), axis=0)
     return np.where(is_used, each, square)[:, np.newaxis].astype(np.float32)
+
+
+def _divisor(square: Any) -> Any:
+    """Returns the divisor of initial weights for the mean squares of a layer's inputs."""
+    size = np.sqrt(square)
+    if np.ndim(size):
+        return np.maximum(size, 1)
+    return float(size) if size > _LARGE else 1.0
 
 
 def _inputs(

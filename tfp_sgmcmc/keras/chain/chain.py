@@ -100,6 +100,7 @@ class Chain:
       collection: selects the states to keep.
       monitor: monitor of the gradient noise.
       rows_of_chains: which rows of the data each chain sees; None shows all of them to all chains.
+      scale_starts: changes the states that come from initializers; None leaves them.
       make_kernel_fn, num_examples, seed, num_chains, initial_states, num_groups: see
         `SamplerCallback`.
 
@@ -122,6 +123,7 @@ class Chain:
         monitor: NoiseMonitor | None = None,
         role: Literal["chain", "descent", "trial"] = "chain",
         rows_of_chains: RowsOfChains | None = None,
+        scale_starts: Callable[[list[tf.Tensor]], list[tf.Tensor]] | None = None,
     ):
         self.log_prior_fn, self.role, self.num_examples = log_prior_fn, role, num_examples
         self.model, self._make_kernel_fn = model, make_kernel_fn
@@ -147,6 +149,8 @@ class Chain:
                 self._members = member_values(model, initial_states, num_chains)
                 initial_states = [self._members.pop(id(v)) for v in variables]
             starts = stacked_starts(model, variables, num_chains, initial_states, self._start_seed)
+            if scale_starts is not None:
+                starts = scale_starts(starts)
         elif not isinstance(initial_states, str):
             raise ValueError(
                 "initial_states needs num_chains, which is None: a single chain starts at the "
