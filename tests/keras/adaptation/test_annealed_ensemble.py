@@ -392,6 +392,7 @@ def test_one_network_is_distilled_from_members(sampler):
 def test_an_ensemble_is_not_reported_as_draws(sampler, tmp_path):
     posterior = sampler.posterior
     assert sampler.is_annealed and posterior.is_tempered and posterior.temperature is None
+    assert "An annealed ensemble" in str(posterior) and "summary()" not in str(posterior)
     for report in (posterior.summary, posterior.plot, posterior.to_inference_data):
         with pytest.raises(ValueError, match="draws of one law.*annealed ensemble"):
             report()
