@@ -58,6 +58,15 @@ def sampler():
     return run(collect=sgmcmc.keras.Collect(0, 0))
 
 
+def test_units_are_checked_where_chains_start():
+    """Not at the model's weights, which fit the targets here, and from which no chain starts."""
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+    model.compile("sgd", sgmcmc.keras.losses.GaussianNLL(), jit_compile=False)
+    model.set_weights([np.zeros([3, 2]), np.array([23.0, 7.0])])
+    with pytest.warns(UserWarning, match="Before the first step a target has a loss.*Standardise"):
+        run(y=23 + 7 * X[:, :1], model=model)
+
+
 @pytest.mark.thorough
 def test_the_weights_of_the_model_make_no_difference(sampler):
     """They may have been trained with the hidden rows."""

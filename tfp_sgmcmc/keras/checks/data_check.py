@@ -22,11 +22,16 @@ _LARGE = 15.0
 _MOST_SECONDS = 3.0  # of reading for the order of batches
 
 
-def check_data(model: keras.Model, source: Source) -> None:
+def check_data(model: keras.Model, source: Source, start: list[tf.Tensor] | None = None) -> None:
     """Raises ValueError if x does not suit the model, or outputs or y the loss, or if rows are NaN.
 
     Rows with NaN or infinite entries are accepted where the loss is finite nonetheless, as with a
     model that replaces missing inputs.
+
+    Args:
+      model: the compiled model.
+      source: the data of `fit`.
+      start: values of the trainable variables from which a chain starts; None: the model's.
 
     Warns:
       UserWarning: the loss of some rows is so large that x or y have other units than the network;
@@ -35,7 +40,7 @@ def check_data(model: keras.Model, source: Source) -> None:
     batch = source.batch(_MOST_ROWS)
     if batch is None:
         return
-    outputs = _outputs(model, checked_inputs(model, batch[0]))
+    outputs = _outputs(model, checked_inputs(model, batch[0]), start)
     compiled_loss.check_probabilities(model, outputs)
     _check_rates(model, outputs)
     if source.arrays is None:
@@ -170,7 +175,8 @@ def _has_finite_loss(model: keras.Model, batch: Any) -> bool:
     return bool(np.isfinite(loss).all())
 
 
-def _outputs(model: keras.Model, x: Any) -> Any:
+def _outputs(model: keras.Model, x: Any, values: list[tf.Tensor] | None = None) -> Any:
     variables = model.trainable_variables
-    values = [tf.convert_to_tensor(v.value) for v in variables]
+    if values is None:
+        values = [tf.convert_to_tensor(v.value) for v in variables]
     return internals.forward(model, variables, values, x, training=False).outputs
