@@ -58,6 +58,15 @@ def sampler():
     return run(collect=sgmcmc.keras.Collect(0, 0))
 
 
+def test_units_are_checked_where_chains_start():
+    """Not at the model's weights, which fit the targets here, and from which no chain starts."""
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2)])
+    model.compile("sgd", sgmcmc.keras.losses.GaussianNLL(), jit_compile=False)
+    model.set_weights([np.zeros([3, 2]), np.array([23.0, 7.0])])
+    with pytest.warns(UserWarning, match="Before the first step a target has a loss.*Standardise"):
+        run(y=23 + 7 * X[:, :1], model=model)
+
+
 @pytest.mark.thorough
 def test_the_weights_of_the_model_make_no_difference(sampler):
     """They may have been trained with the hidden rows."""
@@ -415,6 +424,7 @@ def test_one_network_is_distilled_from_members(sampler):
 def test_an_ensemble_is_not_reported_as_draws(sampler, tmp_path):
     posterior = sampler.posterior
     assert sampler.is_annealed and posterior.is_tempered and posterior.temperature is None
+    assert "An annealed ensemble" in str(posterior) and "summary()" not in str(posterior)
     for report in (posterior.summary, posterior.plot, posterior.to_inference_data):
         with pytest.raises(ValueError, match="draws of one law.*annealed ensemble"):
             report()

@@ -117,6 +117,8 @@ def test_lengths_that_are_known_late_do_not_broadcast():
 def test_a_callable_is_expected():
     with pytest.raises(TypeError, match="make_distribution_fn must be .* Received: a Normal"):
         NegativeLogLikelihood(tfd.Normal(0.0, 1.0))
+    with pytest.raises(TypeError, match=r"1 argument.* Received: .*\(y, f\).* Compile a function"):
+        NegativeLogLikelihood(lambda y, f: (y - f) ** 2)
 
 
 class TestSaving:

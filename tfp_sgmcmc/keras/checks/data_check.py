@@ -17,14 +17,21 @@ from tfp_sgmcmc.targets.validation.stream_check import MOST_RATIO, measure_order
 _MOST_ROWS = 32  # for which outputs and losses are evaluated
 _MOST_NATS = 1000.0  # a target's loss before the first step, beyond which units do not fit
 _MOST_OF_COUNTS = 1e5  # the same, for whole numbers, which may be counts
+_MOST_OF_LARGE = 100.0  # the same, where most targets are larger than this size:
+_LARGE = 15.0
 _MOST_SECONDS = 3.0  # of reading for the order of batches
 
 
-def check_data(model: keras.Model, source: Source) -> None:
+def check_data(model: keras.Model, source: Source, start: list[tf.Tensor] | None = None) -> None:
     """Raises ValueError if x does not suit the model, or outputs or y the loss, or if rows are NaN.
 
     Rows with NaN or infinite entries are accepted where the loss is finite nonetheless, as with a
     model that replaces missing inputs.
+
+    Args:
+      model: the compiled model.
+      source: the data of `fit`.
+      start: values of the trainable variables from which a chain starts; None: the model's.
 
     Warns:
       UserWarning: the loss of some rows is so large that x or y have other units than the network;
@@ -33,7 +40,7 @@ def check_data(model: keras.Model, source: Source) -> None:
     batch = source.batch(_MOST_ROWS)
     if batch is None:
         return
-    outputs = _outputs(model, checked_inputs(model, batch[0]))
+    outputs = _outputs(model, checked_inputs(model, batch[0]), start)
     compiled_loss.check_probabilities(model, outputs)
     _check_rates(model, outputs)
     if source.arrays is None:
@@ -95,7 +102,8 @@ def _check_units(model: keras.Model, batch: Any, outputs: Any) -> None:
     each = float(np.median(losses)) * len(losses) / max(targets, 1)
     has_gaps = any(len(bad_rows(nest)) for nest in (x, y))
     is_whole = all(np.all(np.asarray(a) % 1 == 0) for a in internals.array_leaves(y))
-    most = _MOST_OF_COUNTS if is_whole else _MOST_NATS
+    most = _MOST_OF_LARGE if _typical(y) > _LARGE else _MOST_NATS
+    most = _MOST_OF_COUNTS if is_whole else most
     if each < most or (not np.isfinite(each) and has_gaps):  # gaps are told elsewhere
         return
     sizes = ", ".join(
@@ -111,9 +119,18 @@ def _check_units(model: keras.Model, batch: Any, outputs: Any) -> None:
 
 def _largest(nest: Any) -> float:
     """Returns the largest size of an entry, 0 without numbers."""
+    return max((float(a.max(initial=0)) for a in _sizes(nest)), default=0.0)
+
+
+def _typical(nest: Any) -> float:
+    """Returns the median size of the entries of the array with the largest one."""
+    return max((float(np.median(a)) for a in _sizes(nest) if a.size), default=0.0)
+
+
+def _sizes(nest: Any) -> list[np.ndarray]:
+    """Returns the absolute values of the arrays that hold numbers."""
     arrays = map(np.asarray, internals.array_leaves(nest))
-    numbers = [np.abs(a.astype(np.float64)) for a in arrays if a.dtype.kind in "biuf"]
-    return max((float(a.max(initial=0)) for a in numbers), default=0.0)
+    return [np.abs(a.astype(np.float64)) for a in arrays if a.dtype.kind in "biuf"]
 
 
 def cause_in_data(model: keras.Model, source: Source) -> str | None:
@@ -158,7 +175,8 @@ def _has_finite_loss(model: keras.Model, batch: Any) -> bool:
     return bool(np.isfinite(loss).all())
 
 
-def _outputs(model: keras.Model, x: Any) -> Any:
+def _outputs(model: keras.Model, x: Any, values: list[tf.Tensor] | None = None) -> Any:
     variables = model.trainable_variables
-    values = [tf.convert_to_tensor(v.value) for v in variables]
+    if values is None:
+        values = [tf.convert_to_tensor(v.value) for v in variables]
     return internals.forward(model, variables, values, x, training=False).outputs

@@ -182,7 +182,7 @@ class Preflight:
             return
         with contextlib.nullcontext() if tf.executing_eagerly() else tf.init_scope():
             if chain.state.status().num_steps == 0:
-                check_data(chain.model, self.source)
+                check_data(chain.model, self.source, chain.first_state())
                 if not chain.is_pilot:  # whose RMSprop adapts its step sizes
                     self._stability.check_start(chain, self.source)
 

@@ -71,7 +71,14 @@ class NegativeLogLikelihood(keras.losses.Loss):
         one_of("reduction", "none" if reduction is None else reduction, _REDUCTIONS)
         super().__init__(name=name, reduction=reduction, dtype=dtype)
         function("make_distribution_fn", make_distribution_fn, "outputs -> distribution")
-        self.make_distribution_fn = accepts("make_distribution_fn", make_distribution_fn, "outputs")
+        try:
+            found = accepts("make_distribution_fn", make_distribution_fn, "outputs")
+        except TypeError as error:
+            raise TypeError(
+                f"{error} It returns a distribution. Compile a function (y, outputs) -> negative "
+                "log likelihoods as it is, without this class."
+            ) from error
+        self.make_distribution_fn = found
 
     def distribution(self, outputs: tf.Tensor) -> tfp.distributions.Distribution:
         """Returns the distribution of y that outputs `[n, ...]` parametrise.

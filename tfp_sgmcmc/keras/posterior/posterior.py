@@ -587,7 +587,10 @@ class Posterior:
         notes = [f"{rest} more variables."] if rest else []
         if self.weights is not None:
             notes.append("The samples are weighted by their step sizes.")
-        notes.append("summary() shows single weights, worst mixed first.")
+        if self.temperature is None:
+            notes.append("An annealed ensemble: predict() and evaluate() take its mean.")
+        else:
+            notes.append("summary() shows single weights, worst mixed first.")
         title = (
             f"Posterior of model {self.model.name!r}: {len(self):,} samples{chains}, "
             f"{size:,} numbers each"
