@@ -48,6 +48,16 @@ def test_draws_that_miss_the_neck_are_told(seed: int) -> None:
         assert found.is_wrong(0.03, ERRORS) == told
 
 
+def test_moves_do_not_stay_where_a_log_density_overflows() -> None:
+    """As that of a Weibull distribution does where its start is rounded to the least time."""
+
+    def with_overflow(x: np.ndarray) -> np.ndarray:
+        return np.where(x[:, 0] < -13.5, np.inf, log_prob(x))
+
+    found = funnel_check(with_overflow, draws(0), 1, np.random.default_rng(0))
+    assert found is not None and not found.is_wrong(0.03, ERRORS)
+
+
 @pytest.mark.thorough
 def test_sound_draws_of_many_entries_do_not_drift() -> None:
     """Draws that decided on their own moves would drift, as each fits 45 locations and widths."""

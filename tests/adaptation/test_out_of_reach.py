@@ -1,5 +1,6 @@
 """Parts of a posterior that draws may miss: they are found, and draws that come there settle it."""
 
+import dataclasses
 import types
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,7 @@ from tfp_sgmcmc.diagnostics.weighted_sample import (
     fit_weighted_sample,
     weigh,
 )
+from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.targets.streaming.pooled import PooledLogProb
 
 tfb, tfd = tfp.bijectors, tfp.distributions
@@ -272,6 +274,10 @@ def test_another_mode_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert grades == [["wrong"], ["note"]]
     assert [f.grade for f in settings.settled(prepared, True, both)] == ["wrong"]
+    doubt = Flag("doubt", f"These draws may miss parts, because t{settings.places[0].cause[1:]}")
+    doubted = dataclasses.replace(prepared, flags=(*prepared.flags, doubt))
+    for states, grade in ((np.clip(near, -20, 20), "wrong"), (np.clip(both, -20, 80), "note")):
+        assert [f.grade for f in settings.settled(doubted, False, states)] == [grade]
 
 
 def test_a_shelf_leads_to_nuts() -> None:

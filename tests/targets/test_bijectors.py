@@ -302,3 +302,23 @@ def test_a_dict_that_a_module_holds_keeps_its_names() -> None:
     assert {*found} == {*expected}
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value)
+
+
+def test_softplus_has_second_derivatives_far_above_zero() -> None:
+    """Those of TensorFlow Probability 0.25 are NaN above 88 in float32: a scale in dollars."""
+    y = np.float32(X[:, 0] * 300)
+    target = sgmcmc.MinibatchLogProb(
+        lambda scale: tfd.HalfNormal(1000.0).log_prob(scale),
+        lambda scale, batch: tfd.Normal(0.0, scale[..., tf.newaxis]).log_prob(batch),
+        y,
+        bijector=tfb.Softplus(),
+    )
+    scale = tf.constant(300.0)
+    with tf.GradientTape() as outer:
+        outer.watch(scale)
+        with tf.GradientTape() as inner:
+            inner.watch(scale)
+            value = target(scale)
+        slope = inner.gradient(value, scale)
+    exact = N / 300.0**2 - 3 * np.square(y, dtype=np.float64).sum() / 300.0**4 - 1e-6
+    np.testing.assert_allclose(outer.gradient(slope, scale), exact, rtol=1e-4)

@@ -134,6 +134,7 @@ def _moved(
         with np.errstate(all="ignore"):
             rise = there - value + jacobian
             accepted = np.log(rng.random(len(moved))) < np.nan_to_num(rise, nan=-np.inf)
+        accepted &= there < np.inf  # a density that overflows would keep all that come there
         moved = np.where(accepted[:, np.newaxis], proposed, moved)
         value = np.where(accepted, there, value)
     after = moved[:, entry]

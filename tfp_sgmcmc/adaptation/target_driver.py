@@ -149,7 +149,7 @@ class TargetSettings:
             return flags
         places = {place.flag: place for place in self.places}
         after = {f: places[f].settled(states) for f in flags if f in places}
-        told = [places[f].cause[1:-1] for f, flag in after.items() if flag != f]
+        told = [places[f].cause[1:-1] for f in after]
         return tuple(
             after.get(f, f) for f in flags if f in after or not any(t in f.cause for t in told)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import types
@@ -24,6 +25,7 @@ _MOST_ERROR, _MOST_LOST = 0.1, 1e-3
 
 def check_bijectors(bijector: Any) -> None:
     """Raises TypeError unless `bijector` is None, a bijector, or a nest of None and bijectors."""
+    mend_softplus()
     for leaf in tf.nest.flatten(bijector):
         if leaf is not None and not isinstance(leaf, tfp.bijectors.Bijector):
             raise TypeError(
@@ -292,3 +294,20 @@ def mend_pad() -> None:
         return np.reshape(a, newshape)
 
     pad.np = types.SimpleNamespace(**{**vars(np), "reshape": reshape})
+
+
+@functools.cache
+def mend_softplus() -> None:
+    """Makes second derivatives of `Softplus` finite above 88, where in float32 they are NaN.
+
+    The gradient of TensorFlow Probability 0.25 computes exp(x) also where `tf.where` leaves it out.
+    From 50 on softplus(x) is x, in float64 too. Values and gradients stay.
+    """
+    module: Any = importlib.import_module("tensorflow_probability.python.bijectors.softplus")
+    softplus = module._stable_grad_softplus  # noqa: SLF001
+
+    def mended(x: Any) -> tf.Tensor:
+        x = tf.convert_to_tensor(x)
+        return tf.where(x < 50, softplus(tf.minimum(x, 50)), x)
+
+    module._stable_grad_softplus = mended  # noqa: SLF001
