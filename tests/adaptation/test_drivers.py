@@ -62,6 +62,7 @@ def test_shards_go_to_sample_shards() -> None:
             ValueError,
             "seconds_between_commits must be",
         ),
+        (dict(target=lambda x: None), TypeError, "target must return log prob.* Received: None"),
         (dict(target=tf.square, trace_fn=Walk), ValueError, "trace_fn must be None .*sample_chain"),
         (dict(target=tf.square, num_burnin_steps=5), ValueError, "steps must be 0 .* Received: 5"),
     ],
@@ -69,6 +70,30 @@ def test_shards_go_to_sample_shards() -> None:
 def test_wrong_arguments(options: dict[str, Any], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         sgmcmc.sample(**options, initial_state=START, num_results=3)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "hint"),
+    [
+        ("num_samples", "Did you mean num_results[?]"),
+        ("num_warmup", "sample chooses it; sample_chain has num_burnin_steps[.]"),
+        ("chains", "Did you mean num_chains[?]"),
+        ("min_es", "Did you mean min_ess[?]"),
+        ("max_tree_depth", "The arguments are target, initial_state, num_results, .*_check[.]"),
+    ],
+)
+def test_keywords_of_other_libraries_are_refused_with_the_one_meant(
+    keyword: str, hint: str
+) -> None:
+    with pytest.raises(TypeError, match=f"keyword argument '{keyword}'. {hint}"):
+        sgmcmc.sample(tf.square, START, **{keyword: 3})
+
+
+@pytest.mark.parametrize("door", [sgmcmc.sample_chain, sgmcmc.sample_shards])
+def test_keywords_of_other_libraries_are_refused_for_kernels(door: Any) -> None:
+    for keyword, meant in (("warmup", "num_burnin_steps"), ("thin", "num_steps_between_results")):
+        with pytest.raises(TypeError, match=f"keyword argument '{keyword}'. Did you mean {meant}"):
+            door(Walk(), START, 9, **{keyword: 3})
 
 
 def test_a_model_without_an_axis_for_examples_is_refused_before_the_run() -> None:

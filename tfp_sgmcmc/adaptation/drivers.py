@@ -8,7 +8,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, Never, TypeVar, cast
 
 import tensorflow as tf
 import tensorflow_probability as tfp
@@ -20,7 +20,7 @@ from tfp_sgmcmc.adaptation.sharded_target_driver import (
 )
 from tfp_sgmcmc.adaptation.target_arguments import check_target
 from tfp_sgmcmc.adaptation.target_driver import sample_target
-from tfp_sgmcmc.internal.checks import boolean, eager, integer, optional, require
+from tfp_sgmcmc.internal.checks import boolean, eager, integer, no_more_keywords, optional, require
 from tfp_sgmcmc.sampling.result import SampleResult
 from tfp_sgmcmc.sampling.run import check_options, sample_chain
 from tfp_sgmcmc.sampling.shards.shard_driver import sample_shards
@@ -106,6 +106,7 @@ def sample(
     progress_bar: bool | None = None,
     jit_compile: bool | None = None,
     preflight_check: bool = True,
+    **unknown: Never,
 ) -> SampleResult:
     r"""Samples a target with settings that it chooses and checks.
 
@@ -205,6 +206,7 @@ def sample(
         faster without XLA; in shards, None always compiles. If the log posterior uses an operation
         that XLA does not know, the run goes on without it, with a warning.
       preflight_check: whether to run `preflight`, which reads the whole data once.
+      unknown: none. A keyword of another library is refused, with the one that was meant.
 
     Returns:
       A `SampleResult`, or a `ShardedResult` of shards. Its draws are in the structure of
@@ -220,6 +222,7 @@ def sample(
       NonFiniteChainError: a state or the log posterior became NaN or infinite.
       OSError: `directory` cannot be written any more; the message counts the results that are safe.
     """
+    no_more_keywords(sample, unknown)
     eager("sample")
     integer("num_results", num_results, 1)
     integer("num_chains", num_chains, 1)

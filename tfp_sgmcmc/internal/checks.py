@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 _LARGEST = 2**63 - 1  # that a program's integers hold
+# What Stan, PyMC, NumPyro, BlackJAX and TensorFlow Probability call the arguments of a run.
+_ELSEWHERE = {
+    "num_results": "num_samples samples n_samples num_draws draws n_draws iter iter_sampling",
+    "num_burnin_steps": "num_warmup warmup n_warmup iter_warmup tune num_tune burnin burn_in "
+    "num_burnin num_burn_in",
+    "num_steps_between_results": "thin thinning num_thin thin_by",
+    "num_chains": "chains n_chains nchains parallel_chains num_parallel_chains",
+    "initial_state": "current_state init inits init_params initvals start initial_position",
+    "seed": "rng_key key random_seed random_state",
+    "progress_bar": "progressbar progress show_progress verbose",
+    "directory": "output_dir",
+    "trace_fn": "extra_fields",
+}
 
 
 def integer(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -150,6 +164,22 @@ def vector(name: str, value: Any, expected: str, holds: Callable[[np.ndarray], A
     found = array(name, value)
     require(name, value, found.ndim == 1 and bool(np.all(holds(found))), expected)
     return found
+
+
+def no_more_keywords(door: Any, unknown: Iterable[str]) -> None:
+    """Raises TypeError for the first of `unknown`, with the argument of `door` that was meant."""
+    known = [
+        name for name, p in inspect.signature(door).parameters.items() if p.kind != p.VAR_KEYWORD
+    ]
+    for name in unknown:
+        meant = next((x for x, others in _ELSEWHERE.items() if name in others.split()), "")
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f"The arguments are {', '.join(known)}."
+        if meant in known or close:
+            hint = f"Did you mean {meant if meant in known else close[0]}?"
+        elif meant:
+            hint = f"{door.__name__} chooses it; sample_chain has {meant}."
+        raise TypeError(f"{door.__name__}() got an unexpected keyword argument {name!r}. {hint}")
 
 
 def path(name: str, value: Any) -> Path:

@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 
 import numpy as np
 import tensorflow as tf
@@ -19,14 +19,14 @@ import tensorflow_probability as tfp
 import tree
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.internal.checks import boolean, eager, function, integer, optional
+from tfp_sgmcmc.internal.checks import boolean, eager, function, integer, no_more_keywords, optional
+from tfp_sgmcmc.kernels.base import StochasticGradientKernel, check_kernel
 from tfp_sgmcmc.kernels.independent_metropolis import IndependentMetropolis
 from tfp_sgmcmc.sampling.independent_loop import IndependentLoop
 from tfp_sgmcmc.sampling.loop import (
     Loop,
     Position,
     chain_shape_of,
-    check_kernel,
     repeat_chains,
     replicas_of,
     start_of,
@@ -71,6 +71,7 @@ def sample_chain(
     progress_bar: bool | None = None,
     jit_compile: bool = True,
     preflight_check: bool = True,
+    **unknown: Never,
 ) -> SampleResult:
     r"""Runs a kernel and returns its draws.
 
@@ -153,6 +154,7 @@ def sample_chain(
         posterior factorises matrices of 32 rows or more on a CPU, False is faster.
       preflight_check: whether to run `preflight`. It reads the whole data once (the first batch
         only for a `StreamedLogProb`).
+      unknown: none. A keyword of another library is refused, with the one that was meant.
 
     Returns:
       A `SampleResult`.
@@ -169,6 +171,7 @@ def sample_chain(
       OSError: `directory` cannot be written any more; the message counts the results that are safe.
       RuntimeError: another worker was lost, or its chain differs from the one here.
     """
+    no_more_keywords(sample_chain, unknown)
     eager("sample_chain")
     check_kernel("kernel", kernel)
     plan = StepPlan.checked(num_results, num_burnin_steps, num_steps_between_results)
@@ -292,10 +295,17 @@ def run_kernel(
         loop = kept_loop(kernel, trace_fn, position, jit_compile, view, replicas)
     else:
         loop = make_loop(lambda _: kernel, trace_fn, position, jit_compile, view=view)
-    if num_chains is not None:
-        chain_shape = (num_chains,)
-    else:
+    if num_chains is None:
         chain_shape = chain_shape_of(kernel, position) or chain_shape
+    else:
+        found = chain_shape_of(kernel, position)
+        if isinstance(kernel, StochasticGradientKernel) and found[:1] != (num_chains,):
+            raise ValueError(
+                "initial_state must be the state of one chain if num_chains is given. Received: "
+                f"num_chains={num_chains}, for which the log posterior has the shape "
+                f"{list(found)} instead of [{num_chains}]."
+            )
+        chain_shape = (num_chains,)
     kept = kept_arrays(loop.kept, chain_shape)
     check_memory(kept, plan.num_results, position, on_disk)
     if preflight_check:

@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Never
 
 import numpy as np
 import tensorflow as tf
@@ -24,7 +24,7 @@ import tree
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import xla
-from tfp_sgmcmc.internal.checks import integer
+from tfp_sgmcmc.internal.checks import integer, no_more_keywords
 from tfp_sgmcmc.internal.extras import Workers, check_executor, pack_call, submit_call
 from tfp_sgmcmc.sampling.loop import Loop, Position, state_tensors
 from tfp_sgmcmc.sampling.progress import defer_interrupt, progress
@@ -63,6 +63,7 @@ def sample_shards(
     progress_bar: bool | None = None,
     jit_compile: bool = True,
     preflight_check: bool = True,
+    **unknown: Never,
 ) -> ShardedResult:
     r"""Runs many chains in shards, side by side, and returns all their draws.
 
@@ -118,6 +119,7 @@ def sample_shards(
       progress_bar: whether to show progress. None shows it if tqdm is installed.
       jit_compile: whether XLA compiles the steps, which is much faster.
       preflight_check: whether to run `preflight` in the first shard.
+      unknown: none. A keyword of another library is refused, with the one that was meant.
 
     Returns:
       A `ShardedResult`, whose arrays read only what is indexed. While the run is under way,
@@ -130,6 +132,7 @@ def sample_shards(
       KeyboardInterrupt: Ctrl-C ended the run before any draw.
       Exception: the error of the first shard, if all shards failed; see `sample_chain`.
     """
+    no_more_keywords(sample_shards, unknown)
     check_executor(executor)
     kernel_fn = _kernel_fn(make_kernel, executor)
     plan = StepPlan.checked(num_results, num_burnin_steps, num_steps_between_results)
