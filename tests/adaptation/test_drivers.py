@@ -62,6 +62,7 @@ def test_shards_go_to_sample_shards() -> None:
             ValueError,
             "seconds_between_commits must be",
         ),
+        (dict(target=lambda x: None), TypeError, "target must return log prob.* Received: None"),
         (dict(target=tf.square, trace_fn=Walk), ValueError, "trace_fn must be None .*sample_chain"),
         (dict(target=tf.square, num_burnin_steps=5), ValueError, "steps must be 0 .* Received: 5"),
     ],

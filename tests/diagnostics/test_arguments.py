@@ -102,6 +102,23 @@ def test_what_is_not_a_number_in_range(
 
 
 @pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        (d.integrated_autocorrelation_time, dict(samples=X, window=5)),
+        (d.squared_kernel_stein_discrepancy, dict(samples=X, gradients=-X, scale=2)),
+        (d.squared_kernel_stein_discrepancy, dict(samples=X, gradients=-X, chunk_size=1)),
+        (d.gradient_noise_share, dict(estimate=ESTIMATE, step_size=0.1, temperature=2)),
+        (d.sampling_threshold, dict(estimate=ESTIMATE, step_size=0.1, seed=0, temperature=2)),
+    ],
+    ids=name,
+)
+def test_integers_of_other_types_are_numbers(function: Any, given: dict[str, Any]) -> None:
+    last, value = list(given.items())[-1]
+    other = np.int64(value) if last == "chunk_size" else tf.constant(value)
+    np.testing.assert_array_equal(function(**given | {last: other}), function(**given))
+
+
+@pytest.mark.parametrize(
     ("function", "given", "arguments"),
     [
         (d.MixingDistanceReducer, dict(distance=1.0, size=2), "step_size_fn"),

@@ -371,7 +371,7 @@ def test_bad_input() -> None:
     ("name", "value"),
     [("temperature", "x"), ("temperature", 0), ("temperature", True), ("temperature", np.inf)]
     + [("num_gradients", 2.5), ("num_gradients", 0), ("num_gradients", "x"), ("seed", "x")]
-    + [("target_log_prob_fn", 3)],
+    + [("target_log_prob_fn", 3), ("kernel", "SGLD"), ("kernel", sgmcmc.SGLD)],
 )
 def test_bad_arguments_are_refused_by_name(name: str, value: Any) -> None:
     given = {"target_log_prob_fn": lambda w: w[..., 0], name: value}

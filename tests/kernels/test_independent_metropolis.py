@@ -196,6 +196,17 @@ def test_wrong_arguments(options: dict[str, Any], told: str) -> None:
         sgmcmc.IndependentMetropolis(lambda x: -(x[..., 0] ** 2), **given)
 
 
+@pytest.mark.parametrize(
+    ("size", "dtype", "told"),
+    [(1, tf.float32, "1 of dtype float32"), (2, tf.float64, "2 of dtype float64")],
+)
+def test_a_state_unlike_the_center_is_refused(size: int, dtype: Any, told: str) -> None:
+    kernel = sgmcmc.IndependentMetropolis(lambda x: -(x[..., 0] ** 2), np.zeros([1]), [[-1.0]])
+    message = f"must have 1 entries of dtype float64, as center has. Received: {told}"
+    with pytest.raises(ValueError, match=message):
+        kernel.bootstrap_results(tf.zeros([4, size], dtype))
+
+
 def test_an_unknown_number_of_chains_gives_the_same_draws() -> None:
     """As in a saved model, or a function with one signature for all numbers of chains."""
     kernel = off_and_narrow()

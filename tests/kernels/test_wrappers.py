@@ -23,6 +23,12 @@ WRAPPERS = {
 STATE = tf.zeros([2, 3])
 
 
+def test_sample_chain_says_that_the_kernel_is_wrong_and_not_the_state() -> None:
+    kernel = WRAPPERS["MetropolisHastings"](sgmcmc.SGLD(MODEL.target(4), 0.01))
+    with pytest.raises(TypeError, match="^The kernel inside tfp.mcmc.MetropolisHastings must"):
+        sgmcmc.sample_chain(kernel, STATE, 2, progress_bar=False)
+
+
 @pytest.mark.parametrize("name", WRAPPERS)
 @pytest.mark.parametrize("kernel", [sgmcmc.SGLD, sgmcmc.NOGIN])
 def test_wrappers_are_refused_before_the_first_step(name: str, kernel: Any) -> None:

@@ -487,6 +487,20 @@ def test_a_state_of_integers() -> None:
     assert set(np.unique(result.states)) == {0, 1}
 
 
+def test_a_state_that_repeats_to_one_chain_is_refused() -> None:
+    """Two chains of a scalar would be one chain of a model with two parameters."""
+    kernel = sgmcmc.SGLD(sgmcmc.FullDataLogProb(lambda w: -tf.reduce_sum(w**2, axis=-1)), 0.1)
+    with pytest.raises(ValueError, match=r"one chain .* num_chains=2, .* shape \[\] instead"):
+        sgmcmc.sample_chain(kernel, 0.0, 3, num_chains=2, **EAGER)
+
+
+def test_kernels_whose_results_are_no_tensors_are_refused() -> None:
+    experimental = tfp.experimental.mcmc
+    kernel = experimental.WithReductions(quick_kernel(), experimental.ExpectationsReducer())
+    with pytest.raises(TypeError, match="kernel must have .* Received: a WithReductions"):
+        sgmcmc.sample_chain(kernel, state(), 3, **EAGER)
+
+
 def test_kernels_that_take_no_dict_are_named() -> None:
     kernel = tfp.mcmc.HamiltonianMonteCarlo(lambda x: -(x**2), 0.1, 2)
     with pytest.raises(TypeError, match="list of tensors for a HamiltonianMonteCarlo"):

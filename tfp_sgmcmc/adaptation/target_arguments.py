@@ -29,7 +29,7 @@ from tfp_sgmcmc.targets import (
     Target,
     draw_pool,
 )
-from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
+from tfp_sgmcmc.targets.base import kept_program, log_prob_from, value_and_gradient
 from tfp_sgmcmc.targets.bijectors import compiles_anew, default_bijector, median_start, start_of
 from tfp_sgmcmc.targets.laplace.laplace import check_single_state
 from tfp_sgmcmc.targets.sharded import refuse_shards
@@ -81,7 +81,7 @@ def as_problem(target: Any, bijector: Any = None) -> MinibatchLogProb:
         return problem
 
     def nothing(*args: Any, **kwargs: Any) -> tf.Tensor:
-        return tf.zeros_like(call_with_state(target, state_from_call(args, kwargs)))
+        return tf.zeros_like(log_prob_from("target", target, state_from_call(args, kwargs)))
 
     problem = _of_one_example(nothing, target, bijector)
     problem.has_prior = False

@@ -16,7 +16,8 @@ from tfp_sgmcmc.diagnostics import squared_kernel_stein_discrepancy
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.checks import boolean, eager, function, integer, number, positive
 from tfp_sgmcmc.internal.nest import State, call_with_state, flatten_events
-from tfp_sgmcmc.sampling.loop import Loop, Position, check_kernel, start_of, state_tensors
+from tfp_sgmcmc.kernels.base import check_kernel
+from tfp_sgmcmc.sampling.loop import Loop, Position, start_of, state_tensors
 from tfp_sgmcmc.targets import FullDataLogProb, Target
 from tfp_sgmcmc.targets.base import as_target, value_and_gradient
 
@@ -285,7 +286,7 @@ def tune(
     function("make_kernel_fn", make_kernel_fn, "a candidate's values by name -> kernel")
     boolean("exact_gradients", exact_gradients)
     boolean("jit_compile", jit_compile)
-    positive("scale", scale)
+    scale = positive("scale", scale)
     integer("num_steps", num_steps, 1)
     integer("num_results", num_results, 2)
     left = list(enumerate(_combinations(candidates)))

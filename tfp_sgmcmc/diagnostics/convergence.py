@@ -284,7 +284,7 @@ def integrated_autocorrelation_time(
       A. Sokal. Monte Carlo methods in statistical mechanics: foundations and new algorithms.
       Functional Integration, 1997. Section 3.
     """
-    positive("window", window)
+    window = positive("window", window)
     integer("chain_ndims", chain_ndims, 0)
 
     def time(x: Any) -> Any:

@@ -84,7 +84,7 @@ def sampling_threshold(
       2011. Equations 8-10.
     """
     integer("num_iterations", num_iterations, 1)
-    positive("temperature", temperature)
+    temperature = positive("temperature", temperature)
     if _is_exact(estimate):
         return tf.zeros_like(estimate.log_prob)
     like, multiply = estimate.gradient, _scaled_matrix(estimate, step_size, preconditioner)
@@ -158,7 +158,7 @@ def gradient_noise_share(
       M. Welling and Y. W. Teh. Bayesian learning via stochastic gradient Langevin dynamics. ICML,
       2011. Figure 2, left: both variances, by iteration.
     """
-    positive("temperature", temperature)
+    temperature = positive("temperature", temperature)
     if _is_exact(estimate):
         return tf.zeros_like(estimate.log_prob)
     like, multiply = estimate.gradient, _scaled_matrix(estimate, step_size, preconditioner)
@@ -343,11 +343,11 @@ class SamplingThresholdReducer(PeriodicReducer):
             raise TypeError(f"target must be a Target. Received: a {type(target).__name__}.")
         super().__init__(target, every)
         self._threshold = positive("threshold", threshold)
-        self._preconditioner, self._temperature = preconditioner, temperature
+        self._preconditioner = preconditioner
+        self._temperature = positive("temperature", temperature)
         self._seed, self._num_iterations = random.as_seed(seed), num_iterations
         self._step_size_fn = function("step_size_fn", step_size_fn, "kernel results -> step size")
         integer("num_iterations", num_iterations, 1)
-        positive("temperature", temperature)
 
     def _start(self, state: State, zeros: tf.Tensor) -> SamplingThresholdState:
         alpha = tf.fill(zeros.shape, tf.constant(float("inf"), zeros.dtype))

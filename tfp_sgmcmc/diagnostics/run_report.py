@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_probability as tfp
 
 from tfp_sgmcmc.diagnostics import chain_checks
 from tfp_sgmcmc.diagnostics.base import refuse_trace
@@ -217,6 +218,11 @@ def report(
     posterior = getattr(result, "posterior", None)
     if hasattr(posterior, "named_draws"):
         result = posterior  # of a `SamplerCallback`
+    if kernel is not None and not isinstance(kernel, tfp.mcmc.TransitionKernel):
+        raise TypeError(
+            "kernel must be a tfp.mcmc.TransitionKernel, or None for that of the result. "
+            f"Received: {kernel!r}."
+        )
     kernel = getattr(result, "kernel", None) if kernel is None else kernel
     variables, states = _variables(result), getattr(result, "states", None)
     bijector = getattr(result, "bijector", None)  # of a run that chose its own coordinates

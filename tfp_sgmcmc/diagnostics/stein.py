@@ -93,8 +93,8 @@ def squared_kernel_stein_discrepancy(
       Q. Liu, J. Lee and M. Jordan. A kernelized Stein discrepancy for goodness-of-fit tests. ICML,
       2016. Both statistics.
     """
-    positive("scale", scale)
-    number("exponent", exponent, "between -1 and 0", lambda e: -1 < e < 0)
+    scale = positive("scale", scale)
+    exponent = number("exponent", exponent, "between -1 and 0", lambda e: -1 < e < 0)
     one_of("statistic", statistic, ("U", "V"))
     integer("chain_ndims", chain_ndims, 0)
     x, g = _rows("samples", samples, chain_ndims), _rows("gradients", gradients, chain_ndims)
@@ -114,7 +114,7 @@ def squared_kernel_stein_discrepancy(
         raise ValueError(f"weights must be finite and not negative. Received: {weights}.")
     w /= tf.reduce_sum(w)
     x -= tf.reduce_mean(x, axis=-2, keepdims=True)  # keeps small differences exact
-    optional(integer, "chunk_size", chunk_size, 1)
+    chunk_size = optional(integer, "chunk_size", chunk_size, 1)
     num_rows = min(n, chunk_size or max(1, _CHUNK // (n * x.shape[:-2].num_elements())))
 
     mx, trace = x, size
@@ -337,8 +337,8 @@ class KernelSteinDiscrepancyReducer(PeriodicReducer):
         self._gradient_fn = gradient_fn
         if gradient_fn is not None:
             function("gradient_fn", gradient_fn, "kernel results -> gradient")
-        positive("scale", scale)
-        number("exponent", exponent, "between -1 and 0", lambda e: -1 < e < 0)
+        scale = positive("scale", scale)
+        exponent = number("exponent", exponent, "between -1 and 0", lambda e: -1 < e < 0)
         one_of("statistic", statistic, ("U", "V"))
         self._options: dict[str, Any] = dict(
             preconditioner=preconditioner, scale=scale, exponent=exponent, statistic=statistic

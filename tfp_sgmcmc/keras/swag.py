@@ -91,7 +91,7 @@ class SWAG(keras.callbacks.Callback):
         self._burn_in = None if burn_in is None else checks.integer("burn_in", burn_in, 0)
         self._every = checks.integer("collect_every", collect_every, 1)
         self._unit = checks.one_of("unit", unit, ("epochs", "steps"))
-        checks.integer("rank", rank, 0)
+        rank = checks.integer("rank", rank, 0)
         checks.require("rank", rank, rank != 1, "0, or at least 2 to have a covariance")
         self._moments = WeightMoments(rank)
         self._variables: list[keras.Variable] = []

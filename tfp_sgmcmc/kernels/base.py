@@ -357,3 +357,12 @@ def refuse_wrappers(kernel: str, results: Any) -> None:
                 f"one. Received: {kernel}, which has none. {name} needs {needs}."
             )
         frame = frame.f_back
+
+
+def check_kernel(name: str, kernel: Any) -> tfp.mcmc.TransitionKernel:
+    """Returns `kernel` if it is a `TransitionKernel`; raises TypeError otherwise."""
+    if not isinstance(kernel, tfp.mcmc.TransitionKernel):
+        raise TypeError(
+            f"{name} must be a tfp.mcmc.TransitionKernel. Received: a {type(kernel).__name__}."
+        )
+    return kernel

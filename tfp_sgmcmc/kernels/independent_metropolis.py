@@ -199,6 +199,12 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
         state = convert_state(init_state, initial=True)
         log_prob = call_with_state(self._target, state)
         flat = flatten_events(state, log_prob.shape.rank)
+        given = self._center.shape[-1], self._center.dtype.name
+        if (flat.shape[-1], flat.dtype.name) != given:
+            raise ValueError(
+                f"The state must have {given[0]} entries of dtype {given[1]}, as center has. "
+                f"Received: {flat.shape[-1]} of dtype {flat.dtype.name}."
+            )
         proposals = self._proposals(flat.dtype)
         size = self._parameters["block_size"]
         return IndependentMetropolisResults(

@@ -365,21 +365,14 @@ def _target_of(kernel: tfp.mcmc.TransitionKernel) -> Target | None:
     return None
 
 
-def check_kernel(name: str, kernel: Any) -> tfp.mcmc.TransitionKernel:
-    """Returns `kernel` if it is a `TransitionKernel`; raises TypeError otherwise."""
-    if not isinstance(kernel, tfp.mcmc.TransitionKernel):
-        raise TypeError(
-            f"{name} must be a tfp.mcmc.TransitionKernel. Received: a {type(kernel).__name__}."
-        )
-    return kernel
-
-
 def start_of(kernel: tfp.mcmc.TransitionKernel, state: Any) -> Position:
     """Returns the position before the first step."""
     state = state_tensors(state)
     try:
-        results = as_tensors(kernel.bootstrap_results(state))
+        results = kernel.bootstrap_results(state)
     except TypeError as error:
+        if str(error).startswith("The kernel inside tfp.mcmc."):  # see `refuse_wrappers`
+            raise
         raise TypeError(
             "initial_state must be a state of the kernel's log posterior. Received: "
             f"{_listed(state, 'initial_state')}, and {error}"
@@ -390,7 +383,11 @@ def start_of(kernel: tfp.mcmc.TransitionKernel, state: Any) -> Position:
             received = _listed(state, "initial_state")
             raise TypeError(f"initial_state must be {wanted}. Received: {received}.") from error
         raise
-    return Position(tf.zeros([], tf.int64), state, results)
+    try:
+        return Position(tf.zeros([], tf.int64), state, as_tensors(results))
+    except (TypeError, ValueError) as error:
+        message = f"kernel must have tensors as results. Received: a {type(kernel).__name__}."
+        raise TypeError(message) from error
 
 
 def state_tensors(state: Any) -> Any:

@@ -26,12 +26,11 @@ import tree
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks, xla
 from tfp_sgmcmc.internal.replicas import Replicas
-from tfp_sgmcmc.kernels.base import StochasticGradientKernel, is_schedule
+from tfp_sgmcmc.kernels.base import StochasticGradientKernel, check_kernel, is_schedule
 from tfp_sgmcmc.sampling.loop import (
     Loop,
     Position,
     Program,
-    check_kernel,
     repeat_chains,
     replicas_of,
     start_of,

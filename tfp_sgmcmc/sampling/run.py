@@ -20,13 +20,13 @@ import tree
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import boolean, eager, function, integer, optional
+from tfp_sgmcmc.kernels.base import StochasticGradientKernel, check_kernel
 from tfp_sgmcmc.kernels.independent_metropolis import IndependentMetropolis
 from tfp_sgmcmc.sampling.independent_loop import IndependentLoop
 from tfp_sgmcmc.sampling.loop import (
     Loop,
     Position,
     chain_shape_of,
-    check_kernel,
     repeat_chains,
     replicas_of,
     start_of,
@@ -292,10 +292,17 @@ def run_kernel(
         loop = kept_loop(kernel, trace_fn, position, jit_compile, view, replicas)
     else:
         loop = make_loop(lambda _: kernel, trace_fn, position, jit_compile, view=view)
-    if num_chains is not None:
-        chain_shape = (num_chains,)
-    else:
+    if num_chains is None:
         chain_shape = chain_shape_of(kernel, position) or chain_shape
+    else:
+        found = chain_shape_of(kernel, position)
+        if isinstance(kernel, StochasticGradientKernel) and found[:1] != (num_chains,):
+            raise ValueError(
+                "initial_state must be the state of one chain if num_chains is given. Received: "
+                f"num_chains={num_chains}, for which the log posterior has the shape "
+                f"{list(found)} instead of [{num_chains}]."
+            )
+        chain_shape = (num_chains,)
     kept = kept_arrays(loop.kept, chain_shape)
     check_memory(kept, plan.num_results, position, on_disk)
     if preflight_check:

@@ -304,7 +304,9 @@ def mend_softplus() -> None:
     From 50 on softplus(x) is x, in float64 too. Values and gradients stay.
     """
     module: Any = importlib.import_module("tensorflow_probability.python.bijectors.softplus")
-    softplus = module._stable_grad_softplus  # noqa: SLF001
+    softplus = getattr(module, "_stable_grad_softplus", None)
+    if softplus is None:  # another release
+        return
 
     def mended(x: Any) -> tf.Tensor:
         x = tf.convert_to_tensor(x)

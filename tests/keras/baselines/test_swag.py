@@ -207,6 +207,10 @@ def test_wrong_arguments_are_refused_before_fit(arguments, error, message):
         sgmcmc.keras.SWAG(**arguments)
 
 
+def test_the_rank_may_be_an_integer_of_numpy():
+    sgmcmc.keras.SWAG(rank=np.int64(3))
+
+
 def test_too_few_weights_wrong_draws_and_another_model_are_refused(correlated):
     weights, swag = correlated
     with pytest.raises(ValueError, match=r"at least 2 times. Received: 1, after 1 epochs"):

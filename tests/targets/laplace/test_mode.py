@@ -180,6 +180,11 @@ def test_bad_arguments(options: dict[str, Any], message: str) -> None:
         sgmcmc.find_center(**{"target": regression(), "initial_state": np.zeros(3), **options})
 
 
+def test_a_tolerance_may_be_a_tensor_of_integers() -> None:
+    _, found = sgmcmc.find_center(regression(), np.zeros(3), tolerance=tf.constant(1))
+    assert found.converged
+
+
 def test_a_search_that_leaves_the_finite() -> None:
     """The log posterior has no maximum, so Adam ends at an overflow."""
     target = sgmcmc.MinibatchLogProb(

@@ -200,7 +200,7 @@ def find_center(
         refuse_shards("method='adam'", target, replicas_alone=True)
     limit = MAX_ITERATIONS[method] if max_iterations is None else max_iterations
     integer("max_iterations", limit, 1)
-    positive("tolerance", tolerance)
+    tolerance = positive("tolerance", tolerance)
     if callable(learning_rate):
         first = accepts("learning_rate", learning_rate, 0)(0)
         numbers("learning_rate at step 0", first, "a finite number of at least 0")
