@@ -351,6 +351,7 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
         [sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert "5 draws are safe there" in child.stdout, child.stdout + child.stderr
+    assert f"{tmp_path / 'samples.zarr' / 'posterior'}" in child.stdout
     assert_holds(tmp_path, 5)
 
 

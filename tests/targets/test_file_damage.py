@@ -1,13 +1,14 @@
 """Damaged files are named, and sound ones are not."""
 
 import gzip
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfp_sgmcmc.targets.read_faults import damage_of
+from tfp_sgmcmc.targets.read_faults import ReadFaults, StreamReadError, damage_of
 
 ROWS = np.random.default_rng(0).normal(size=[100, 3])
 
@@ -93,3 +94,9 @@ def test_wrong_bytes_are_found_where_there_are_check_sums(tmp_path: Path) -> Non
         content[1000] ^= 255
         path.write_bytes(content)
         assert damage_of(path)
+
+
+def test_a_pipe_among_the_files_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.npy")
+    with pytest.raises(StreamReadError, match=f"{tmp_path / 'x.npy'}, a pipe.*Restore the file"):
+        ReadFaults([tmp_path / "x.npy"])

@@ -16,6 +16,8 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from tfp_sgmcmc.storage.npz import open_regular
+
 _CAN_LOCK = importlib.util.find_spec("fcntl") is not None  # Windows cannot
 SIGNATURE = "tfp_sgmcmc run, held by process "
 HEARTBEAT_SECONDS = 2.0  # of a lease
@@ -124,8 +126,8 @@ class Lease:
         self._stop = threading.Event()
         self._close = weakref.finalize(self, _release, self._lease, self._descriptor, self._stop)
         try:
-            self.text = path.read_text(errors="replace")[:100] if path.exists() else ""
-        except OSError:  # such as a folder in its place
+            self.text = _read_text(path)[:100] if path.exists() else ""
+        except OSError:  # such as a folder or a pipe in its place
             self._close()
             raise
         beat = threading.Thread(target=_beat, args=(self._descriptor, self._stop), daemon=True)
@@ -140,7 +142,7 @@ class Lease:
                 _write(descriptor, 0)
                 return descriptor
             try:
-                found = self._lease.read_text(errors="replace")
+                found = _read_text(self._lease)
             except FileNotFoundError:
                 continue
             holder = _holder(found)
@@ -182,7 +184,7 @@ class Lease:
 def holder_of(lease: Path) -> str:
     """Returns the process that a lease names, in words; "" if there is none or it has ended."""
     try:
-        holder = _holder(lease.read_text(errors="replace"))
+        holder = _holder(_read_text(lease))
     except OSError:  # there is none, or the run's folder cannot be read, of which its run tells
         return ""
     if not holder or _has_ended(holder):
@@ -210,12 +212,21 @@ def read_object(path: Path, advice: str) -> dict[str, Any]:
       ValueError: the file is damaged; the message names it and gives `advice`.
     """
     try:
-        found = json.loads(path.read_bytes())
+        with open_regular(path) as file:
+            found = json.load(file)
         if not isinstance(found, dict):
             raise ValueError(f"it holds a {type(found).__name__} in place of a JSON object")
-    except (ValueError, RecursionError, IsADirectoryError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}). {advice}") from error
     return found
+
+
+def _read_text(path: Path) -> str:
+    """Returns the text of a file that a run wrote; a pipe or a lost link would be waited for."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        what = "not a regular file. Remove it, and the same call writes it again"
+        raise OSError(errno.EINVAL, what, os.fspath(path))
+    return path.read_text(errors="replace")
 
 
 def _place() -> dict[str, Any]:

@@ -193,6 +193,17 @@ def named(path: Path, advice: str) -> Generator[None]:
         raise ValueError(f"{path} is damaged or missing ({error}). {advice}") from error
 
 
+@contextlib.contextmanager
+def named_if_full(path: Path) -> Generator[None]:
+    """Names the part of a store that is written in errors that name no file, as of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise
+
+
 def read_run_id(store: Path) -> str | None:
     """Returns the identifier of the run that wrote a store; None if it has none."""
     return json.loads((store / "zarr.json").read_bytes()).get("attributes", {}).get(RUN_ID)
@@ -240,4 +251,7 @@ def refuse_links(path: Path) -> None:
                     "there."
                 )
             if not (found.is_file() or found.is_dir()):
-                raise ValueError(f"{found} must be a regular file. Received: a pipe or a device.")
+                raise ValueError(
+                    f"{found} must be a regular file. Received: a pipe or a device. Restore it "
+                    "from a copy, or start in another directory."
+                )

@@ -299,10 +299,11 @@ class DrawStore:
         axis, start = variable.draw_axis, self._num_whole
         stop = start + len(rows)
         rows = variable.flatten_chains(rows)
-        if array.shape[axis] < stop:
-            array.resize((*array.shape[:axis], stop, *array.shape[axis + 1 :]))
-        array[(*(slice(None),) * axis, slice(start, stop))] = rows
         folder, first = self.path / group / name, start // self._rows
+        with stored_draws.named_if_full(folder):
+            if array.shape[axis] < stop:
+                array.resize((*array.shape[:axis], stop, *array.shape[axis + 1 :]))
+            array[(*(slice(None),) * axis, slice(start, stop))] = rows
         numbers = range(first, -(-stop // self._rows))
         files = [folder / stored_draws.chunk_name(array, axis, number) for number in numbers]
         self._unsynced |= {*files, folder / "zarr.json"}
@@ -345,14 +346,19 @@ def _chunk_rows(variables: Variables) -> int:
     return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // total))
 
 
-def verify_store(store: Path, advice: str) -> None:
-    """Raises ValueError, with `advice`, unless all chunks of draws in a store are there."""
+def verify_store(store: Path, advice: str, saved: Mapping[str, Any]) -> None:
+    """Raises ValueError, with `advice`, unless all chunks of draws in a store are there.
+
+    The checksums in `saved`, the leaves of the run's checkpoint, tell chunks of another run.
+    """
     zarr: Any = _zarr()
     with stored_draws.named(store, advice):
         for name, array in zarr.open_group(store, mode="r")["posterior"].arrays():
             if name != "chain":
                 lead, draw_axis = (None, 0) if name == "draw" else (array.shape[:1], 1)
-                stored_draws.StoredDraws(array, lead, array.shape[draw_axis], None).verify()
+                known = saved.get(f"checksums['posterior'][{name!r}]")
+                known, num_draws = [] if known is None else known.tolist(), array.shape[draw_axis]
+                stored_draws.StoredDraws(array, lead, num_draws, None, known).verify()
 
 
 def _check(group: str, members: Mapping[str, stored_draws.Variable]) -> None:

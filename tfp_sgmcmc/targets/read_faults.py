@@ -55,6 +55,12 @@ class ReadFaults:
         if missing:
             listed = ", ".join(f"{file}, which is missing" for file in missing[:5])
             raise StreamReadError(f"files must exist. Received: {listed}.")
+        pipes = [file for file in paths if not (file.is_file() or file.is_dir())]
+        if pipes:  # which would be waited for
+            raise StreamReadError(
+                "files must be regular files, which can be read several times. Received: "
+                f"{pipes[0]}, a pipe or a device. Restore the file."
+            )
 
     def changed(self) -> str:
         """Returns a sentence that names the files that are missing or were written again, or ''."""

@@ -28,7 +28,7 @@ from tfp_sgmcmc.sampling.shards.shard_worker import (
     rhat,
 )
 from tfp_sgmcmc.sampling.shards.sharded_result import ShardedDraws
-from tfp_sgmcmc.storage import lock
+from tfp_sgmcmc.storage import lock, zarr_store
 from tfp_sgmcmc.storage.directory import SAMPLES
 
 EAGER: dict[str, Any] = dict(seed=7, jit_compile=False, progress_bar=False)
@@ -249,8 +249,31 @@ def test_a_damaged_problem_is_named_and_written_again(tmp_path: Path) -> None:
     problem.write_text(json.dumps({"initial_state": {"about": 3, "within": "x"}}))
     with pytest.raises(ValueError, match="must sample the same problem"):
         in_shards(Walk, **options)
+    with pytest.raises(ValueError, match="must sample the same problem"):
+        in_shards(Walk, **options | {"num_results": 9})
+    assert sgmcmc.open_shards(tmp_path).sizes["draw"] == 5  # no step was taken
     problem.unlink()
     assert_equal(in_shards(Walk, **options).states, expected.states)
+
+
+@pytest.mark.parametrize("name", ["shards.json", "problem.json", "shard-0/run.lock"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    options = dict(num_results=5, chains_per_shard=6, executor=Inline(), directory=tmp_path)
+    in_shards(Walk, **options)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=f"Remove it.*{tmp_path / name}|{tmp_path / name}.*it"):
+        in_shards(Walk, **options)
+
+
+@pytest.mark.parametrize("name", ["problem.lease", "shard-0/run.lease"])
+def test_a_lost_link_in_the_place_of_a_lease_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    options = dict(num_results=5, chains_per_shard=6, executor=Inline(), directory=tmp_path)
+    in_shards(Walk, **options)
+    (tmp_path / "problem.json").unlink()
+    (tmp_path / name).symlink_to(tmp_path / "nowhere")
+    with pytest.raises((OSError, ValueError), match=f"Remove it.*{tmp_path / name}"):
+        in_shards(Walk, **options)
 
 
 def test_damaged_shards_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,6 +297,19 @@ def test_damaged_shards_are_not_opened(tmp_path: Path, monkeypatch: pytest.Monke
             sgmcmc.open_shards(tmp_path)
         file.write_bytes(content)
     assert sgmcmc.open_shards(tmp_path).sizes["chain"] == 5
+
+
+def test_draws_of_another_run_are_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zarr_store, "_CHUNK_ROWS", 2)
+    for seed in (0, 1):
+        in_shards(num_results=5, chains_per_shard=6, seed=seed, directory=tmp_path / str(seed))
+    place = Path("shard-0", SAMPLES, "posterior", "x")
+    file = next(p.name for p in (tmp_path / "0" / place).iterdir() if ".1" in p.name)
+    shutil.copy(tmp_path / "1" / place / file, tmp_path / "0" / place / file)
+    with pytest.raises(ValueError, match=f"{file} must have the checksum.*Restore it from a copy"):
+        sgmcmc.open_shards(tmp_path / "0")
 
 
 def test_a_file_in_the_place_of_a_shard_fails_that_shard(tmp_path: Path) -> None:

@@ -228,6 +228,7 @@ def run_shard(
         )
     # Shards in one process share a kernel.
     problem = _problem(kernel, task.reference) if task.is_shared else {}
+    plan = task.plan
     with contextlib.ExitStack() as stack:
         run, error = None, None
         if task.directory is not None:
@@ -241,13 +242,16 @@ def run_shard(
                 first = _first_problem(Path(task.directory).parent, problem)
                 error = mismatch(problem, task.index, first)
                 # The shard's checkpoint holds the start as well, and is compared first if there is
-                # one: another call, with other settings, began the run.
-                if error and not run.has_run:
+                # one: another call, with other settings, began the run. No step is taken.
+                saved = run.saved() if error else None
+                if error and saved is None:
                     raise error
+                if saved is not None:
+                    plan = plan._replace(num_results=saved.header.get("num_draws"))
         result = run_kernel(
             kernel,
             tf.nest.map_structure(tf.convert_to_tensor, task.initial_state),
-            task.plan,
+            plan,
             seed=tf.constant(task.seed),
             num_chains=task.num_chains,
             trace_fn=task.trace_fn,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import os
@@ -18,6 +19,7 @@ from tfp_sgmcmc.internal.tables import Table
 from tfp_sgmcmc.sampling.result import SampleResult, Timings
 from tfp_sgmcmc.sampling.result_table import num_chains_of, table_of, title_of
 from tfp_sgmcmc.sampling.shards import shard_worker
+from tfp_sgmcmc.storage import checkpoint
 from tfp_sgmcmc.storage.directory import CHECKPOINT, SAMPLES
 from tfp_sgmcmc.storage.lock import read_object
 from tfp_sgmcmc.storage.stored_draws import named
@@ -223,7 +225,11 @@ def _opened(store: Path) -> Any:
     import xarray
 
     chunks: Any = {} if importlib.util.find_spec("dask") else None
-    verify_store(store, _ADVICE)
+    saved: dict[str, Any] = {}
+    # There is none before the first checkpoint, and draws beside a damaged one can be read.
+    with contextlib.suppress(OSError, ValueError):
+        saved = checkpoint.load(store.parent / CHECKPOINT).leaves
+    verify_store(store, _ADVICE, saved)
     with named(store, _ADVICE):
         return xarray.open_zarr(store, group="posterior", chunks=chunks)
 
