@@ -7,6 +7,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
 
+import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode
 from tfp_sgmcmc.adaptation.draw_checks import flags_of_spacing
 from tfp_sgmcmc.adaptation.target_arguments import as_problem
 from tfp_sgmcmc.diagnostics.vector_functions import rounded_share
@@ -65,6 +67,25 @@ def test_draws_of_a_large_intercept_that_lie_on_few_numbers_are_told(
     assert not told or "w is too large for float32: near 100000 " in flags[0]
     assert not flags_of_spacing({"w": w[..., 1:]}, problem)
     assert not flags_of_spacing(w[:0], problem)
+
+
+@pytest.mark.parametrize("offset, dtype", [(1e6, np.float32), (1e6, np.float64), (1e5, np.float32)])
+def test_a_posterior_between_two_numbers_is_refused_before_sampling(
+    offset: float, dtype: type
+) -> None:
+    """A mean near 1e6 with the sd 0.01, where float32 numbers are 0.06 apart."""
+    y = (offset + np.random.default_rng(0).standard_normal(10_000)).astype(dtype)
+    target = sgmcmc.MinibatchLogProb(
+        lambda mu, c: tf.zeros_like(mu) - 0.5 * c**2,
+        lambda mu, c, batch: -0.5 * (batch - mu[..., tf.newaxis]) ** 2,
+        y,
+    )
+    start = {"mu": tf.constant(0, dtype), "c": tf.constant(0, dtype)}
+    if offset == 1e6 and dtype == np.float32:
+        with pytest.raises(ValueError, match="mu is too large for float32: near 1e.06 its numbers"):
+            whiten_at_mode(target, start)
+    else:
+        assert whiten_at_mode(target, start).kind == "hessian"
 
 
 def test_parameters_that_are_constant_up_to_rounding_are_not() -> None:

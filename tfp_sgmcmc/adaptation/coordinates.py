@@ -11,7 +11,13 @@ import tensorflow as tf
 from tfp_sgmcmc.adaptation import prior_scale
 from tfp_sgmcmc.adaptation.centered_hierarchy import hierarchy_around
 from tfp_sgmcmc.adaptation.noncentering import repeats_prior
-from tfp_sgmcmc.internal.nest import State, flatten_events, num_entries, unflatten_events
+from tfp_sgmcmc.internal.nest import (
+    State,
+    entry_names,
+    flatten_events,
+    num_entries,
+    unflatten_events,
+)
 from tfp_sgmcmc.targets import MinibatchLogProb, find_center, whiten
 from tfp_sgmcmc.targets.base import ExpansionError, kept_program
 from tfp_sgmcmc.targets.laplace.laplace import laplace_bijector, whiten_by
@@ -37,6 +43,7 @@ _FEW_STEPS = 50  # of a search for a mode, where Hessians take long
 _NEWTON_STEPS, _NEAR = 4, 0.03  # steps to the mode end within so many deviations of it
 # Eigenvalues of a Hessian with unit diagonal that rounding does not explain.
 _LEAST = {tf.float32: 1e-6, tf.float64: 1e-11}
+_MOST_SPACING = 5.0  # standard deviations between two numbers of the dtype
 _ROUNDED = 100  # times that; a smaller eigenvalue, of either sign, may be rounding
 _SCALE = "Centre and scale the inputs, and give correlated columns an orthogonal basis (QR)."
 _DOUBLE = "Give the target dtype='float64' and a float64 start. " + _SCALE
@@ -75,6 +82,7 @@ def whiten_at_mode(problem: MinibatchLogProb, state: State) -> Coordinates:
     Raises:
       NotNearGaussian: there is no mode, or the curvature at the mode cannot be used.
       ImproperError: the density does not fall along a line through the mode.
+      ValueError: the posterior is much narrower than numbers of its dtype are far apart.
     """
     center, passes = _find_center(problem, state)
     try:
@@ -126,7 +134,26 @@ def _whiten_at(problem: MinibatchLogProb, state: State, center: State, passes: i
     except ExpansionError as error:
         reason = "the likelihood has no curvature at the mode, as where it is piecewise linear"
         raise prior_scale.NotNearGaussian(reason, has_shape=False) from error
+    _check_spacing(problem, center, precision)
     return _by_quadratic(problem, center, quadratic, precision, "hessian", passes)
+
+
+def _check_spacing(problem: MinibatchLogProb, center: State, precision: np.ndarray) -> None:
+    """Raises ValueError if a parameter's numbers are far apart for a precision at the mode."""
+    flat = flatten_events(center, 0).numpy()
+    spacing = np.spacing(np.abs(flat)).astype(np.float64)
+    if np.all(spacing**2 * np.diag(precision) <= _MOST_SPACING**2):
+        return
+    deviation = np.sqrt(np.abs(np.diag(np.linalg.inv(precision))))
+    worst = int(np.argmax(spacing / deviation))
+    if spacing[worst] <= _MOST_SPACING * deviation[worst]:
+        return
+    name = entry_names(center)[worst] + " (unconstrained)" * (problem.bijector is not None)
+    raise ValueError(
+        f"{name} is too large for {flat.dtype}: near {flat[worst]:.6g} its numbers are "
+        f"{spacing[worst]:.2g} apart, and its standard deviation is {deviation[worst]:.2g}. Give "
+        "the target dtype='float64' and a float64 start, or centre the data."
+    )
 
 
 def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:

@@ -247,7 +247,7 @@ def run_shard(
                 if error and saved is None:
                     raise error
                 if saved is not None:
-                    plan = plan._replace(num_results=saved.header.get("num_draws"))
+                    plan = plan._replace(num_results=saved.header.get("num_draws", 0))
         result = run_kernel(
             kernel,
             tf.nest.map_structure(tf.convert_to_tensor, task.initial_state),
