@@ -253,7 +253,7 @@ def finite_start(target: MinibatchLogProb, state: State) -> tuple[State, tuple[F
         f"The log posterior is NaN or infinite at initial_state in {dtype}, so the run began at "
         f"{name}."
     )
-    remedy = "Give a start where the density is finite, or check the model for overflow."
+    remedy = "Give initial_state where the density is finite, or check the model for overflow."
     return start, (Flag("note", cause, remedy),)
 
 

@@ -46,6 +46,7 @@ def told_of(
         (X, np.round(5e4 * (Y + 3)), "y of up to 2.*e.05"),
         (X * [1.0, 5e4, 1.0], Y, "x of up to 1.*e.05"),
         (X, 23 + 7 * Y, "y of up to 35"),
+        (X, np.round(40 + 7 * Y), "y of up to 5."),  # ages
     ],
 )
 def test_other_units_than_those_of_a_network_are_told(x, y, words):

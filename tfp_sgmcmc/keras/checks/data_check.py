@@ -8,11 +8,15 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+import tensorflow_probability as tfp
 
 from tfp_sgmcmc.keras.data.training_data import Source
 from tfp_sgmcmc.keras.model import compiled_loss, internals
+from tfp_sgmcmc.keras.model.likelihoods import NegativeLogLikelihood
 from tfp_sgmcmc.keras.posterior.batches import bad_rows, checked_inputs
 from tfp_sgmcmc.targets.validation.stream_check import MOST_RATIO, measure_order
+
+tfd = tfp.distributions
 
 _MOST_ROWS = 32  # for which outputs and losses are evaluated
 _MOST_NATS = 1000.0  # a target's loss before the first step, beyond which units do not fit
@@ -102,8 +106,9 @@ def _check_units(model: keras.Model, batch: Any, outputs: Any) -> None:
     each = float(np.median(losses)) * len(losses) / max(targets, 1)
     has_gaps = any(len(bad_rows(nest)) for nest in (x, y))
     is_whole = all(np.all(np.asarray(a) % 1 == 0) for a in internals.array_leaves(y))
+    may_count = is_whole and not _has_density(model, outputs)
     most = _MOST_OF_LARGE if _typical(y) > _LARGE else _MOST_NATS
-    most = _MOST_OF_COUNTS if is_whole else most
+    most = _MOST_OF_COUNTS if may_count else most
     if each < most or (not np.isfinite(each) and has_gaps):  # gaps are told elsewhere
         return
     sizes = ", ".join(
@@ -115,6 +120,17 @@ def _check_units(model: keras.Model, batch: Any, outputs: Any) -> None:
         "/ sd, and x likewise or by a keras.layers.Normalization that is adapted to it.",
         stacklevel=2,
     )
+
+
+def _has_density(model: keras.Model, outputs: Any) -> bool:
+    """Returns whether a loss is the likelihood of a continuous law, whose targets are no counts."""
+    flat = keras.tree.flatten(outputs)
+    laws = [
+        loss.distribution(flat[place])
+        for place, loss in compiled_loss.placed_losses(model, outputs)
+        if isinstance(loss, NegativeLogLikelihood)
+    ]
+    return any(d.reparameterization_type == tfd.FULLY_REPARAMETERIZED for d in laws)
 
 
 def _largest(nest: Any) -> float:
