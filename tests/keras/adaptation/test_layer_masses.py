@@ -53,6 +53,33 @@ def test_columns_in_different_units_have_their_masses():
     assert isinstance(layer_masses(model, x / [1, 20, 1])[0].mass, float)
 
 
+def test_initial_weights_of_large_inputs_have_a_divisor():
+    """Only those that meet the inputs, and if that is known."""
+
+    class Two(L.Layer):
+        def build(self, shape):
+            self.v = self.add_weight(shape=(shape[-1], 4), name="v")
+            self.w = self.add_weight(shape=(4, 2), name="w")
+
+        def call(self, x):
+            return keras.ops.relu(x @ self.v) @ self.w
+
+    def divisors(layer, x):
+        model = keras.Sequential([keras.Input(x.shape[1:]), layer, L.Flatten(), L.Dense(2)])
+        found = [m.divisor for m in layer_masses(model, x)]
+        names = [v.path.split("/")[-1] for v in model.trainable_variables]
+        return dict([*zip(names, found, strict=True)][:-2])
+
+    images = (100 * RNG.normal(size=[50, 5, 5, 3])).astype(np.float32)
+    found = divisors(L.SeparableConv2D(4, 3, use_bias=False), images)
+    assert found["depthwise_kernel"] == pytest.approx(100, rel=0.1)
+    assert found["pointwise_kernel"] == 1
+    found = divisors(L.GRU(4), images[:, 0])
+    assert found["kernel"] == pytest.approx(100, rel=0.2) and found["recurrent_kernel"] == 1
+    assert divisors(Two(), images[:, 0, 0]) == {"v": 1, "w": 1}
+    assert divisors(L.Dense(4), 0.09 * images[:, 0, 0])["kernel"] == 1
+
+
 @pytest.mark.parametrize("first", [False, True])
 def test_convolutions_are_centred_by_channels(first):
     x = (RNG.normal(size=[20, 3, 5, 5]) + [[[[1.0]], [[2.0]], [[4.0]]]]).astype(np.float32)

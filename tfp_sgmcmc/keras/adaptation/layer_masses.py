@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from typing import Any, NamedTuple
 
 import keras
@@ -15,6 +16,7 @@ from tfp_sgmcmc.keras.model.layer_calls import replaced_calls
 
 _BLOCK_ROWS = 32  # that the model evaluates at once, which bounds the memory of its layers
 _UNLIKE = 100.0  # the ratio of columns' largest entries beyond which each has a mass
+_INNER = ("recurrent_kernel", "pointwise_kernel")  # whose inputs are not those of the layer
 _LARGE = 10.0  # the root mean squared input beyond which initial weights are divided by it
 
 
@@ -62,7 +64,8 @@ def layer_masses(model: keras.Model, x: Any) -> list[LayerMass]:
 
     Initialisers of layers expect inputs of about 1. Where the root mean squared input is above 10,
     it is the divisor of a layer's initial weights, and that of each column where columns have
-    masses of their own and it is above 1.
+    masses of their own and it is above 1. Layers with several weights that may meet the inputs keep
+    them as they are.
 
     Args:
       model: a built model.
@@ -73,6 +76,7 @@ def layer_masses(model: keras.Model, x: Any) -> list[LayerMass]:
         owners |= {id(v): layer for v in layer.trainable_variables}
     measured = {} if x is None else _measured(model, [*owners.values()], x)
     places = {id(v): k for k, v in enumerate(model.trainable_variables)}
+    is_only = {key: count == 1 for key, count in _num_kernels(owners, model).items()}
     masses = []
     for variable in model.trainable_variables:
         layer = owners[id(variable)]
@@ -80,14 +84,23 @@ def layer_masses(model: keras.Model, x: Any) -> list[LayerMass]:
         if count is None:
             masses.append(LayerMass(1.0, 1.0))
             continue
-        gets_others = variable.name == "recurrent_kernel" or _is_second_of_low_rank(variable)
+        gets_others = variable.name in _INNER or _is_second_of_low_rank(variable)
         is_linear = not gets_others and not _is_embedding(layer)
         found = measured.get(id(layer), _Inputs()) if is_linear else _Inputs()
         mass = count * found.square
         bias = None if found.center is None else places[id(layer.bias)]
-        divisor = _divisor(found.square)
+        divisor = _divisor(found.square) if is_only[id(layer)] else 1.0
         masses.append(LayerMass(mass, 2 / mass, found.center, bias, divisor))
     return masses
+
+
+def _num_kernels(owners: dict[int, keras.Layer], model: keras.Model) -> Counter[int]:
+    """Returns how many weights that may meet the inputs of a layer it has, by the layer's id."""
+    return Counter(
+        id(owners[id(v)])
+        for v in model.trainable_variables
+        if _fan_in(owners[id(v)], v) is not None and v.name not in _INNER
+    )
 
 
 def _fan_in(layer: keras.Layer, variable: keras.Variable) -> int | None:

@@ -273,7 +273,9 @@ class Posterior:
         where \( \ell \) is the compiled loss, summed over outputs by `loss_weights`. It is the
         negative log likelihood that `SamplerCallback` samples with, without regularisers. A loss
         with `label_smoothing` or `loss_weights` gives densities that compare with those by the same
-        loss only. For others, compile the model again.
+        loss only. For others, compile the model again. An example with several targets, such as
+        the steps of a sequence or the pixels of an image, has their joint density, a sum of logs,
+        where Keras shows the mean.
 
         Args:
           x: inputs in any form that `predict` takes. Batches of a data set must have labels.
