@@ -384,6 +384,8 @@ def test_chains_start_as_if_inputs_in_raw_units_were_standardised():
         assert_equal(part, draw)
     kernel, _ = starts(30 * X)  # columns alike
     np.testing.assert_allclose(kernel * 30 * X.std(axis=0).mean(), draws[0], rtol=0.1)
+    draws = [draw.astype(np.float64) for draw in draws]
+    assert [part.dtype for part in starts(raw)] == [tf.float64] * 2
 
 
 def test_data_of_unknown_length_are_refused():

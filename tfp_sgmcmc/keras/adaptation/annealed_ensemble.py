@@ -387,7 +387,8 @@ class AnnealedEnsemble:
             scaled[k] = scaled[k] / tf.cast(m.divisor, scaled[k].dtype)
             if m.bias is not None:
                 inputs = range(1, scaled[k].shape.rank - 1)
-                scaled[m.bias] -= tf.reduce_sum(m.center * scaled[k], [*inputs])
+                at_mean = tf.reduce_sum(tf.cast(m.center, scaled[k].dtype) * scaled[k], [*inputs])
+                scaled[m.bias] -= tf.cast(at_mean, scaled[m.bias].dtype)
         return scaled
 
     def make_kernel(self, target: Any) -> AnnealedSGHMC:
