@@ -77,8 +77,9 @@ class StreamedLogProb(Target):
       log_likelihood_fn: see `MinibatchLogProb`.
       dataset: a `tf.data.Dataset` of batches or blocks of rows, one epoch long; or a function from
         the epoch's number to one. Leaves have one leading axis of rows; other axes may be known
-        only at run time. `sample` takes rows in any order. For steps on batches, contents and order
-        should be random: shuffle the files if the dataset is not shuffled.
+        only at run time. `sample` takes rows in any order. A row counts as often as an epoch gives
+        it, so a finite `repeat` makes the posterior too narrow. For steps on batches, contents and
+        order should be random: shuffle the files if the dataset is not shuffled.
       num_examples: N; an epoch has N/n batches, rounded down.
       batch_size: n, the rows of a step. None takes the size of the first batch. The dataset's
         elements are cut and joined to batches of n where they have other or unknown sizes, and the
@@ -96,8 +97,8 @@ class StreamedLogProb(Target):
     Raises:
       ValueError: an epoch does not have N examples, or is infinite; two passes over an epoch read
         other rows, up to their order and rounding; elements have no axis of rows; an entry of a
-        batch is NaN or infinite. In steps: the
-        current strategy has several replicas, which would all read all of the dataset.
+        batch is NaN or infinite. In steps: the current strategy has several replicas, which would
+        all read all of the dataset.
       TypeError: `dataset` is neither a dataset nor a function that returns one.
       StreamReadError: the dataset cannot be read. The message has the file, if `files` has it, and
         the row.
