@@ -43,9 +43,10 @@ _FEW_STEPS = 50  # of a search for a mode, where Hessians take long
 _NEWTON_STEPS, _NEAR = 4, 0.03  # steps to the mode end within so many deviations of it
 # Eigenvalues of a Hessian with unit diagonal that rounding does not explain.
 _LEAST = {tf.float32: 1e-6, tf.float64: 1e-11}
-_MOST_SPACING = 5.0  # standard deviations between two numbers of the dtype
 _ROUNDED = 100  # times that; a smaller eigenvalue, of either sign, may be rounding
+_REFUSED_SPACING = 5.0  # standard deviations between two numbers of the dtype
 _SCALE = "Centre and scale the inputs, and give correlated columns an orthogonal basis (QR)."
+FINER_NUMBERS = "Give the target dtype='float64' and a float64 start, or centre the data."
 _DOUBLE = "Give the target dtype='float64' and a float64 start. " + _SCALE
 
 
@@ -141,18 +142,34 @@ def _whiten_at(problem: MinibatchLogProb, state: State, center: State, passes: i
 def _check_spacing(problem: MinibatchLogProb, center: State, precision: np.ndarray) -> None:
     """Raises ValueError if a parameter's numbers are far apart for a precision at the mode."""
     flat = flatten_events(center, 0).numpy()
-    spacing = np.spacing(np.abs(flat)).astype(np.float64)
-    if np.all(spacing**2 * np.diag(precision) <= _MOST_SPACING**2):
+    conditional = np.maximum(np.diag(precision), 1e-300) ** -0.5  # at most the deviation
+    if widest_spacing(problem, center, flat, conditional)[0] <= _REFUSED_SPACING:
         return
     deviation = np.sqrt(np.abs(np.diag(np.linalg.inv(precision))))
-    worst = int(np.argmax(spacing / deviation))
-    if spacing[worst] <= _MOST_SPACING * deviation[worst]:
-        return
-    name = entry_names(center)[worst] + " (unconstrained)" * (problem.bijector is not None)
-    raise ValueError(
-        f"{name} is too large for {flat.dtype}: near {flat[worst]:.6g} its numbers are "
-        f"{spacing[worst]:.2g} apart, and its standard deviation is {deviation[worst]:.2g}. Give "
-        "the target dtype='float64' and a float64 start, or centre the data."
+    widest, cause = widest_spacing(problem, center, flat, deviation)
+    if widest > _REFUSED_SPACING:
+        raise ValueError(f"{cause} {FINER_NUMBERS}")
+
+
+def widest_spacing(
+    problem: MinibatchLogProb, like: State, at: np.ndarray, deviation: np.ndarray
+) -> tuple[float, str]:
+    """Returns how many deviations apart numbers of the dtype are, at most, and where, in words.
+
+    Args:
+      problem: the target.
+      like: a state of one chain.
+      at: a flat unconstrained state, in the dtype of the states.
+      deviation: its entries' standard deviations; one that is not positive counts as wide.
+    """
+    with np.errstate(all="ignore"):  # some parameters overflow
+        spacing = np.spacing(np.abs(at)).astype(np.float64)
+        share = np.where(deviation > 0, spacing / deviation, 0)
+    worst = int(np.argmax(np.where(np.isnan(share), 0, share)))
+    name = entry_names(like)[worst] + " (unconstrained)" * (problem.bijector is not None)
+    return float(share[worst]), (
+        f"{name} is too large for {at.dtype}: near {at[worst]:.6g} its numbers are "
+        f"{spacing[worst]:.2g} apart, and its standard deviation is {deviation[worst]:.2g}."
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.adaptation.coordinates import FINER_NUMBERS, widest_spacing
 from tfp_sgmcmc.adaptation.funnel_check import funnel_check
 from tfp_sgmcmc.adaptation.langevin import (
     MOST_WORST,
@@ -264,21 +265,11 @@ def flags_of_spacing(states: Any, problem: MinibatchLogProb) -> list[Flag]:
     flat = draws.reshape(-1, draws.shape[-1])
     with np.errstate(all="ignore"):  # some parameters overflow
         mean, deviation = flat.mean(axis=0, dtype=np.float64), flat.std(axis=0, dtype=np.float64)
-        spacing = np.spacing(np.abs(mean).astype(flat.dtype)).astype(np.float64)
-        share = np.where(deviation > 0, spacing / deviation, 0)
-    worst = int(np.nanargmax(np.append(share, 0)))
-    if worst == share.size or share[worst] <= _MOST_SPACING:
+        widest, cause = widest_spacing(problem, like, mean.astype(flat.dtype), deviation)
+    if not widest > _MOST_SPACING:
         return []
-    name = entry_names(like)[worst] + " (unconstrained)" * (problem.bijector is not None)
-    return [
-        Flag(
-            "wrong",
-            f"{name} is too large for {flat.dtype}: near {mean[worst]:.6g} its numbers are "
-            f"{spacing[worst]:.2g} apart, and its standard deviation is {deviation[worst]:.2g}. "
-            "Draws and log posteriors are rounded to that.",
-            "Give the target dtype='float64' and a float64 start, or centre the data.",
-        )
-    ]
+    cause += " Draws and log posteriors are rounded to that."
+    return [Flag("wrong", cause, FINER_NUMBERS)]
 
 
 def _flags_of_funnel(

@@ -76,11 +76,16 @@ def layer_masses(model: keras.Model, x: Any) -> list[LayerMass]:
         owners |= {id(v): layer for v in layer.trainable_variables}
     measured = {} if x is None else _measured(model, [*owners.values()], x)
     places = {id(v): k for k, v in enumerate(model.trainable_variables)}
-    is_only = {key: count == 1 for key, count in _num_kernels(owners, model).items()}
+    counts = [_fan_in(owners[id(v)], v) for v in model.trainable_variables]
+    # How many weights of a layer may meet its inputs, by the layer's id.
+    num_meeting = Counter(
+        id(owners[id(v)])
+        for v, count in zip(model.trainable_variables, counts, strict=True)
+        if count is not None and v.name not in _INNER
+    )
     masses = []
-    for variable in model.trainable_variables:
+    for variable, count in zip(model.trainable_variables, counts, strict=True):
         layer = owners[id(variable)]
-        count = _fan_in(layer, variable)
         if count is None:
             masses.append(LayerMass(1.0, 1.0))
             continue
@@ -89,18 +94,9 @@ def layer_masses(model: keras.Model, x: Any) -> list[LayerMass]:
         found = measured.get(id(layer), _Inputs()) if is_linear else _Inputs()
         mass = count * found.square
         bias = None if found.center is None else places[id(layer.bias)]
-        divisor = _divisor(found.square) if is_only[id(layer)] else 1.0
+        divisor = _divisor(found.square) if num_meeting[id(layer)] == 1 else 1.0
         masses.append(LayerMass(mass, 2 / mass, found.center, bias, divisor))
     return masses
-
-
-def _num_kernels(owners: dict[int, keras.Layer], model: keras.Model) -> Counter[int]:
-    """Returns how many weights that may meet the inputs of a layer it has, by the layer's id."""
-    return Counter(
-        id(owners[id(v)])
-        for v in model.trainable_variables
-        if _fan_in(owners[id(v)], v) is not None and v.name not in _INNER
-    )
 
 
 def _fan_in(layer: keras.Layer, variable: keras.Variable) -> int | None:
