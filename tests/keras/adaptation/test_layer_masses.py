@@ -77,6 +77,10 @@ def test_initial_weights_of_large_inputs_have_a_divisor():
     found = divisors(L.GRU(4), images[:, 0])
     assert found["kernel"] == pytest.approx(100, rel=0.2) and found["recurrent_kernel"] == 1
     assert divisors(Two(), images[:, 0, 0]) == {"v": 1, "w": 1}
+    separable = L.SeparableConv2D(4, 3, use_bias=False)
+    separable.build([None, 5, 5, 3])
+    separable.depthwise_kernel.trainable = False  # none that is left meets the inputs
+    assert divisors(separable, images) == {"pointwise_kernel": 1}
     assert divisors(L.Dense(4), 0.09 * images[:, 0, 0])["kernel"] == 1
 
 
