@@ -21,6 +21,7 @@ from tfp_sgmcmc.internal.nest import (
     state_from_call,
     static_or_dynamic_shape,
 )
+from tfp_sgmcmc.internal.tfp_mends import mend_tfp
 
 
 class ExpansionError(ValueError):
@@ -141,6 +142,7 @@ class FullDataLogProb(Target):
     _called = "target_log_prob_fn"
 
     def __init__(self, target_log_prob_fn: Callable[..., tf.Tensor]):
+        mend_tfp()
         self._target_log_prob_fn = function(
             "target_log_prob_fn", target_log_prob_fn, "state parts -> log probabilities"
         )

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-import inspect
-import types
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,6 +12,7 @@ import tensorflow_probability as tfp
 import tree
 
 from tfp_sgmcmc.internal.nest import State, convert_state
+from tfp_sgmcmc.internal.tfp_mends import mend_tfp
 
 _NUM_DRAWS = 101  # whose medians are the start
 _MOST_DRAWS, _MOST_NUMBERS = 10_000, 1_000_000  # by which bijectors are checked
@@ -25,7 +22,7 @@ _MOST_ERROR, _MOST_LOST = 0.1, 1e-3
 
 def check_bijectors(bijector: Any) -> None:
     """Raises TypeError unless `bijector` is None, a bijector, or a nest of None and bijectors."""
-    mend_softplus()
+    mend_tfp()
     for leaf in tf.nest.flatten(bijector):
         if leaf is not None and not isinstance(leaf, tfp.bijectors.Bijector):
             raise TypeError(
@@ -185,7 +182,7 @@ def prior_and_bijector(
 
 def default_bijector(prior: Any) -> Any:
     """Returns the bijector from unconstrained parts to those of `prior`; or raises TypeError."""
-    mend_pad()
+    mend_tfp()
     try:
         bijector = prior.experimental_default_event_space_bijector()
     except AttributeError as error:
@@ -278,38 +275,3 @@ def _are_lost(draws: np.ndarray, again: np.ndarray) -> np.ndarray:
     most = _MOST_ERROR * size + limits.tiny
     with np.errstate(invalid="ignore"):  # of infinite draws
         return ~(np.abs(y - x).max(axis=1) <= most) & (size < limits.max**0.75)
-
-
-def mend_pad() -> None:
-    """Lets `Pad`, on which `SoftmaxCentered` rests, call `np.reshape(x, newshape=shape)`.
-
-    NumPy 2.4 renamed the argument, and TensorFlow Probability 0.25 uses the former name. Only the
-    module of `Pad` sees the difference.
-    """
-    pad: Any = importlib.import_module("tensorflow_probability.python.bijectors.pad")
-    if "newshape" in inspect.signature(np.reshape).parameters or pad.np is not np:
-        return
-
-    def reshape(a: Any, newshape: Any) -> np.ndarray:
-        return np.reshape(a, newshape)
-
-    pad.np = types.SimpleNamespace(**{**vars(np), "reshape": reshape})
-
-
-@functools.cache
-def mend_softplus() -> None:
-    """Makes second derivatives of `Softplus` finite above 88, where in float32 they are NaN.
-
-    The gradient of TensorFlow Probability 0.25 computes exp(x) also where `tf.where` leaves it out.
-    From 50 on softplus(x) is x, in float64 too. Values and gradients stay.
-    """
-    module: Any = importlib.import_module("tensorflow_probability.python.bijectors.softplus")
-    softplus = getattr(module, "_stable_grad_softplus", None)
-    if softplus is None:  # another release
-        return
-
-    def mended(x: Any) -> tf.Tensor:
-        x = tf.convert_to_tensor(x)
-        return tf.where(x < 50, softplus(tf.minimum(x, 50)), x)
-
-    module._stable_grad_softplus = mended  # noqa: SLF001
