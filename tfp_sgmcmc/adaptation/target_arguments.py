@@ -18,7 +18,12 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc.adaptation import settings_file
 from tfp_sgmcmc.internal import xla
-from tfp_sgmcmc.internal.nest import State, call_with_state, state_from_call
+from tfp_sgmcmc.internal.nest import (
+    State,
+    call_with_state,
+    state_from_call,
+    static_or_dynamic_shape,
+)
 from tfp_sgmcmc.sampling.progress import progress
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.targets import (
@@ -80,12 +85,31 @@ def as_problem(target: Any, bijector: Any = None) -> MinibatchLogProb:
         problem.compiles_anew = compiles_anew(target.distribution)
         return problem
 
-    def nothing(*args: Any, **kwargs: Any) -> tf.Tensor:
-        return tf.zeros_like(log_prob_from("target", target, state_from_call(args, kwargs)))
-
-    problem = _of_one_example(nothing, target, bijector)
+    problem = _of_one_example(_NoPrior(target), target, bijector)
     problem.has_prior = False
     return problem
+
+
+class _NoPrior:
+    """A log prior of 0 for each chain of a state.
+
+    A state without chain dimensions tells the ranks of events once: to ask the log posterior each
+    time would evaluate it twice wherever it is evaluated.
+    """
+
+    def __init__(self, log_prob_fn: Any):
+        self._log_prob_fn = log_prob_fn
+        self._event_rank: int | None = None  # of the first part
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        state = state_from_call(args, kwargs)
+        part = tf.nest.flatten(state)[0]
+        if self._event_rank is None:
+            log_prob = log_prob_from("target", self._log_prob_fn, state)
+            self._event_rank = part.shape.rank - log_prob.shape.rank
+            return tf.zeros_like(log_prob)
+        shape = static_or_dynamic_shape(part)
+        return tf.zeros(shape[: part.shape.rank - self._event_rank], part.dtype)
 
 
 def _of_one_example(prior: Any, likelihood: Any, bijector: Any) -> MinibatchLogProb:
