@@ -11,6 +11,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.fast_settings import fast_settings
+from tests.harness.programs import num_maps
 from tfp_sgmcmc.adaptation.target_arguments import (
     as_problem,
     check_target,
@@ -19,6 +20,8 @@ from tfp_sgmcmc.adaptation.target_arguments import (
 )
 from tfp_sgmcmc.adaptation.target_driver import TargetSettings
 from tfp_sgmcmc.internal.nest import call_with_state
+from tfp_sgmcmc.internal.xla import traced
+from tfp_sgmcmc.targets.base import value_and_gradient
 
 tfb, tfd = tfp.bijectors, tfp.distributions
 ROWS = np.random.default_rng(0).normal(3.0, 2.0, [12]).astype(np.float32)
@@ -75,20 +78,30 @@ def test_a_stream_has_the_same_prior_and_start() -> None:
     np.testing.assert_allclose(loaded(**state), target(**state), rtol=1e-6)
 
 
-def test_xla_compiles_no_gradient_of_automatic_batches() -> None:
-    """It would compile a step of NUTS again for each step size."""
+def test_automatic_batches_are_compiled_once() -> None:
+    """Where `tf.vectorized_map` makes a function, XLA compiles gradients for each value again."""
 
-    def model() -> Any:
-        mu = yield tfd.JointDistributionCoroutine.Root(tfd.Normal(5.0, 1.0, name="mu"))
-        yield tfd.Independent(tfd.Normal(mu[..., None] + 0 * ROWS, 2.0), 1, name="y")
+    @tfd.JointDistributionCoroutineAutoBatched
+    def joint() -> Any:
+        mu = yield tfd.Normal(5.0, 1.0, name="mu")
+        effects = yield tfd.Sample(tfd.Normal(0.0, 1.0), len(ROWS), name="effects")
+        yield tfd.Normal(mu * tf.exp(effects), 1.0, name="y")
 
-    kinds = tfd.JointDistributionCoroutineAutoBatched, tfd.JointDistributionCoroutine
-    targets = [kind(model).experimental_pin(y=ROWS) for kind in kinds]
-    for prior in (by_coroutine(), by_name()):
-        targets.append(sgmcmc.MinibatchLogProb.from_joint(prior, log_likelihood, ROWS))
-    found = [TargetSettings(x, None, None, None, 500, 4, None, False) for x in targets]
-    assert [x.jit_compile for x in found] == [False, True, False, True]
-    assert ["tf.vectorized_map" in "".join(x._lines) for x in found] == [True, False, True, False]
+    target = sgmcmc.FullDataLogProb(joint.experimental_pin(y=ROWS).unnormalized_log_prob)
+
+    def slope(mu: tf.Tensor) -> tf.Tensor:
+        state = {"mu": mu, "effects": tf.zeros([2, len(ROWS)])}
+        return value_and_gradient(target, state)[1]["mu"]
+
+    maps = []
+    for compiled in (traced(slope, True), tf.function(slope, jit_compile=True)):
+        compiled(tf.constant([0.5, 1.0]))
+        before = num_maps()
+        for x in (2.0, 3.0, 4.0, 5.0):
+            expected = 5 - x + (ROWS - x).sum()
+            np.testing.assert_allclose(compiled(tf.constant([x, 1.0]))[0], expected, rtol=1e-4)
+        maps.append(num_maps() - before)
+    assert maps[0] < 4 <= maps[1]
 
 
 def test_a_single_part_may_have_any_distribution() -> None:

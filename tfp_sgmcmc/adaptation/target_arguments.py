@@ -35,7 +35,7 @@ from tfp_sgmcmc.targets import (
     draw_pool,
 )
 from tfp_sgmcmc.targets.base import kept_program, log_prob_from, value_and_gradient
-from tfp_sgmcmc.targets.bijectors import compiles_anew, default_bijector, median_start, start_of
+from tfp_sgmcmc.targets.bijectors import default_bijector, median_start, start_of
 from tfp_sgmcmc.targets.laplace.laplace import check_single_state
 from tfp_sgmcmc.targets.sharded import refuse_shards
 from tfp_sgmcmc.targets.streaming import data_record, pooled
@@ -82,7 +82,6 @@ def as_problem(target: Any, bijector: Any = None) -> MinibatchLogProb:
         problem.initial_state = median_start(
             target.sample_unpinned, target.unnormalized_log_prob, problem
         )
-        problem.compiles_anew = compiles_anew(target.distribution)
         return problem
 
     problem = _of_one_example(_NoPrior(target), target, bijector)
@@ -225,10 +224,6 @@ def choose_jit_compile(
     """
     if given is not None or before is not None:
         return bool(before if given is None else given), ()
-    joint = getattr(target._log_prior_fn, "__self__", None)  # of a method such as joint.log_prob
-    if target.compiles_anew or compiles_anew(joint):
-        line = "XLA does not compile the steps: it would do so again for each step size, because "
-        return False, (line + "the joint distribution is batched by tf.vectorized_map.",)
     name = f"factorisation that XLA makes slower on a {xla.device_kind()}"
     slow = kept_program(
         target,

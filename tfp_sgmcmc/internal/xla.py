@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 from tensorflow.python.eager import context
 from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops.parallel_for import control_flow_ops as vectorized_map
 
 _LONGEST_BLOCK = 32  # steps of a chain on a GPU
 _LARGE_MATRIX = 32  # rows, from which XLA on a CPU takes 2 to 10 times as long as LAPACK
@@ -24,6 +25,7 @@ _FACTORIZATIONS = {
 }  # fmt: skip
 _WORTH_FUSING = 40_000  # entries; with fewer, compilation takes longer than it saves
 _WORTH_A_LOOP = 10_000  # entries of a value; a CPU saves time by not writing larger ones
+_maps_are_inlined: contextvars.ContextVar[bool] = contextvars.ContextVar("maps", default=False)
 _assumed_kind: contextvars.ContextVar[str | None] = contextvars.ContextVar("kind", default=None)
 
 
@@ -84,7 +86,7 @@ def slow_factorization(fn: Callable[..., Any], *args: Any) -> tuple[str, int] | 
     """
     if on_accelerator():
         return None
-    with no_numeric_checks():
+    with compilable():
         graph = tf.function(fn, autograph=False).get_concrete_function(*args).graph
     for operation in graph.get_operations():
         if operation.type in _FACTORIZATIONS and operation.inputs[0].shape.rank:
@@ -119,7 +121,7 @@ def traced(fn: Callable[..., Any], jit_compile: bool | None = None) -> Callable[
     graph = tf.function(fn, autograph=False, jit_compile=jit_compile)
 
     def call(*args: Any) -> Any:
-        with no_numeric_checks():
+        with compilable():
             concrete = graph.get_concrete_function(*args)
         with full_precision():
             return concrete(*args)
@@ -149,7 +151,7 @@ def traced_once(fn: Callable[..., Any], jit_compile: bool | None = None) -> Call
 
     def call(*args: Any) -> Any:
         if not found:
-            with no_numeric_checks():
+            with compilable():
                 found.append(graph.get_concrete_function(*args))
         with full_precision():
             return found[0](*args)
@@ -169,17 +171,32 @@ def fused(fn: Callable[[], Any], num_entries: int) -> Callable[[], Any]:
 
 
 @contextlib.contextmanager
-def no_numeric_checks() -> Generator[None]:
-    """Traces without the operators that `tf.debugging.enable_check_numerics` adds.
+def compilable() -> Generator[None]:
+    """Traces code as XLA can compile it, once for all values of its arguments.
 
-    XLA cannot compile them, and they refuse infinite numbers that are masked later.
+    The operators that `tf.debugging.enable_check_numerics` adds are left out: XLA cannot compile
+    them, and they refuse infinite numbers that are masked later.
+
+    `tf.vectorized_map`, by which joint distributions are batched automatically, does not make a
+    function of its own. The gradient of that function takes shapes from it, and XLA would take all
+    that goes into it for constants, and compile the program again for each of their values.
     """
     scope = context.context()
     before, scope.invoking_op_callbacks = scope.invoking_op_callbacks, True
+    token = _maps_are_inlined.set(True)
     try:
         yield
     finally:
         scope.invoking_op_callbacks = before
+        _maps_are_inlined.reset(token)
+
+
+def _makes_function(in_xla: Callable[[], bool]) -> Callable[[], bool]:
+    """Returns whether `tf.vectorized_map` shall make a function, as TensorFlow asks `in_xla`."""
+    return lambda: not _maps_are_inlined.get() and in_xla()
+
+
+vectorized_map._is_under_xla_context = _makes_function(vectorized_map._is_under_xla_context)  # noqa: SLF001
 
 
 @contextlib.contextmanager

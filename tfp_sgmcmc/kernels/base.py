@@ -20,7 +20,7 @@ from tfp_sgmcmc.internal.nest import (
     number_as_dtype,
     squared_norm,
 )
-from tfp_sgmcmc.internal.xla import no_numeric_checks
+from tfp_sgmcmc.internal.xla import compilable
 from tfp_sgmcmc.kernels.linear_theory import overdamped_limit
 from tfp_sgmcmc.targets.base import GradientEstimate, as_target
 
@@ -174,7 +174,7 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
           TypeError: a part of the state is not floating, or `tfp.mcmc.MetropolisHastings` or
             another wrapper that needs a Metropolis test wraps a kernel without one.
         """
-        with no_numeric_checks(), tf.name_scope(type(self).__name__ + ".bootstrap_results"):
+        with compilable(), tf.name_scope(type(self).__name__ + ".bootstrap_results"):
             results = self._init_results(convert_state(init_state, initial=True))
             refuse_wrappers(type(self).__name__, results)
             return results
@@ -182,7 +182,7 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
     @tf.autograph.experimental.do_not_convert
     def one_step(self, current_state: State, previous_kernel_results: Any, seed: Any = None) -> Any:
         """Takes one step. `seed`, one or two integers, is required and determines all draws."""
-        with no_numeric_checks(), tf.name_scope(type(self).__name__ + ".one_step"):
+        with compilable(), tf.name_scope(type(self).__name__ + ".one_step"):
             state = convert_state(current_state)
             check_results(previous_kernel_results)
             return self._update(state, previous_kernel_results, random.as_seed(seed))

@@ -15,7 +15,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.nest import MANY_PARTS, Packing, named_parts
 from tfp_sgmcmc.internal.replicas import Replicas
-from tfp_sgmcmc.internal.xla import full_precision, no_numeric_checks, traced
+from tfp_sgmcmc.internal.xla import compilable, full_precision, traced
 from tfp_sgmcmc.kernels.base import StochasticGradientKernel
 from tfp_sgmcmc.targets import FullDataLogProb, ShardedLogProb, Target
 from tfp_sgmcmc.targets.base import as_target
@@ -139,7 +139,7 @@ class Loop:
         stride = tf.constant(stride, tf.int64) if self._has_values else stride
         given = _tensors(position), *numbers, stride, seed, values
         # A concrete function, because TensorFlow warns when many runs trace a function again.
-        with no_numeric_checks():
+        with compilable():
             graph = self._graph.get_concrete_function(*given)
         with full_precision():
             tensors, rows, is_finite, lost_at = graph(*given)
@@ -166,7 +166,7 @@ class Loop:
             return tensors, self._unpacked(rows), *checks
 
         compiled = tf.function(unpacked, autograph=False, jit_compile=True)
-        with no_numeric_checks():
+        with compilable():
             graph = compiled.get_concrete_function(*given)
         arguments = [(f"position_{i}", x) for i, x in enumerate(given[0])]
         arguments += [*numbers.items(), ("seed", seed)]

@@ -204,16 +204,6 @@ def _has_no_bijector(prior: Any) -> TypeError:
     )
 
 
-def compiles_anew(joint: Any) -> bool:
-    """Returns whether XLA compiles gradients of a distribution again for each step size.
-
-    It does if the distribution is batched automatically, by `tf.vectorized_map`. That makes a
-    function, from which the gradient takes shapes, and XLA takes everything that goes into the
-    function for numbers that it must know.
-    """
-    return bool(getattr(joint, "use_vectorized_map", False))
-
-
 def start_of(model: Any, initial_state: Any) -> State:
     """Returns a start as tensors; for None that of a model whose prior knows where to start."""
     if initial_state is None:
