@@ -76,7 +76,7 @@ def test_draws_that_are_5_percent_too_wide_are_always_rejected() -> None:
 
 def bias(x: np.ndarray, g: np.ndarray | None = None, temperature: float = 1.0) -> Bias:
     size = x.shape[-1]
-    entries = Entries(["w"] * size, [(i,) for i in range(size)], {"w": size})
+    entries = Entries(["w"] * size, [f"w[{i}]" for i in range(size)], {"w": size})
     return find_bias(x, -x if g is None else g, entries, temperature, 1.0)
 
 
@@ -158,7 +158,7 @@ def test_draws_of_another_narrow_mode_are_not_far_out() -> None:
     is_second = rng.uniform(size=[NUM_DRAWS, NUM_CHAINS, 1]) < 0.1
     z = normal(1)
     x, g = np.where(is_second, 40 + 0.2 * z, z), np.where(is_second, -5 * z, -z)
-    entries = Entries(["w"], [(0,)], {"w": 1})
+    entries = Entries(["w"], ["w[0]"], {"w": 1})
     found = find_bias(x, g, entries, temperature=1.0, time=1.0)
     assert found.problems == []
     x, g = normal(1), -normal(1)
