@@ -25,9 +25,10 @@ from tfp_sgmcmc.adaptation.out_of_reach import (
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.diagnostics.weighted_sample import (
+    FIRST_SHARE,
     Proposal,
     WeightedSample,
-    fit_weighted_sample,
+    fit_proposal,
     weigh,
 )
 from tfp_sgmcmc.sampling.result import Flag
@@ -98,7 +99,9 @@ def test_proposals_reach_all_of_what_they_fit(law: Any) -> None:
         return law.logpdf(x).sum(axis=-1)
 
     rng = np.random.default_rng(0)
-    sample, _ = fit_weighted_sample(log_prob, np.zeros(3), np.eye(3), NUM_DRAWS, rng)
+    sample, _ = fit_proposal(
+        log_prob, Proposal(np.zeros(3), np.eye(3), FIRST_SHARE), NUM_DRAWS, rng
+    )
     found = far_mass(log_prob, sample, rng)
     assert found.share < 0.005 and found.is_small
 

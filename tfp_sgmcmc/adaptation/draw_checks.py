@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from tfp_sgmcmc.adaptation.pilot import Convergence, GradientFit, convergence, g
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import Certificate
 from tfp_sgmcmc.diagnostics.vector_functions import (
+    LogProbs,
     log_prob_of_vectors,
     rounded_share,
     zero_density_beyond,
@@ -197,9 +197,7 @@ def _flags_of_divergences(diverging: Any) -> list[Flag]:
     ]
 
 
-def _flat_draws(
-    states: Any, problem: MinibatchLogProb
-) -> tuple[State, np.ndarray, Callable[[np.ndarray], np.ndarray]]:
+def _flat_draws(states: Any, problem: MinibatchLogProb) -> tuple[State, np.ndarray, LogProbs]:
     """Returns an unconstrained draw, all as `[results, chains, D]`, and log posteriors of rows."""
     at = problem.unconstrain(tf.nest.map_structure(tf.convert_to_tensor, states))
     like = tf.nest.map_structure(lambda x: x[0, 0], at)

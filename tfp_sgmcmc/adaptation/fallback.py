@@ -125,8 +125,7 @@ def _sampler(
 
     @functools.cache
     def pilot() -> NUTSPilot:
-        dtype = tf.nest.flatten(state)[0].dtype
-        return run_nuts_pilot(problem, state, starts, dtype, run.seeds[1], jit_compile, reason)
+        return run_nuts_pilot(problem, state, starts, run.seeds[1], jit_compile, reason)
 
     if select is not None and reason.center is not None:
         above = functools.partial(far_above, problem, reason.center, jit_compile)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from tfp_sgmcmc.diagnostics.convergence import batch_means_standard_error
+from tfp_sgmcmc.diagnostics.vector_functions import LogProbs
 from tfp_sgmcmc.targets.data import evenly_spread
 
 _MOVES, _REFIT = 80, 8
@@ -58,7 +58,7 @@ class FunnelCheck(NamedTuple):
 
 
 def funnel_check(
-    log_prob_fn: Callable[[np.ndarray], np.ndarray],
+    log_prob_fn: LogProbs,
     draws: np.ndarray,
     num_examples: int,
     rng: np.random.Generator,
@@ -108,7 +108,7 @@ def funnel_check(
 
 
 def _moved(
-    log_prob_fn: Callable[[np.ndarray], np.ndarray],
+    log_prob_fn: LogProbs,
     draws: np.ndarray,
     entry: int,
     rng: np.random.Generator,

@@ -28,14 +28,18 @@ from tfp_sgmcmc.adaptation.mode_search import (
     far_starts,
     find_other_mode,
     has_dip,
-    value_and_gradient_of_z,
 )
 from tfp_sgmcmc.adaptation.noncentering import repeats_prior
 from tfp_sgmcmc.adaptation.out_of_reach import Place, other_mode
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, prior_widths
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
-from tfp_sgmcmc.diagnostics.vector_functions import num_padded
+from tfp_sgmcmc.diagnostics.vector_functions import (
+    LogProbs,
+    ValuesAndGradients,
+    num_padded,
+    value_and_gradient_of_z,
+)
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.targets import MinibatchLogProb
@@ -83,7 +87,6 @@ class KernelSelector:
         self._problem, self._state, self._exact_log_prob_fn = problem, state, exact_log_prob_fn
         flat = flatten_events(state, 0)
         pilot_seed, self._noise_seed, self._mode_seed = random.split(seed, 3)
-        self._num_chains = num_chains
         self._runs = PilotRuns(num_chains, flat.shape[0], flat.dtype, pilot_seed, jit_compile)
         self._found: Coordinates | None = None
         self._of_gradient = 0.0  # seconds, at one state
@@ -118,7 +121,7 @@ class KernelSelector:
         if found.factor is None:
             return self.with_all_examples(num_results)
         seed = random.fold_in(self._mode_seed, 1).numpy()
-        options = self._runs, seed, num_results, self._num_chains
+        options = self._runs, seed, num_results
         if self._others:
             mixture = mixture_draws(self._problem, found, self._others, *options)
             if mixture is not None:
@@ -264,7 +267,7 @@ class KernelSelector:
         at = self._timed(value_and_gradient_of_z(self._problem, *options))
         return Search(at, ends, refine, exchange)
 
-    def _exact_fn(self) -> Callable[[np.ndarray], np.ndarray] | None:
+    def _exact_fn(self) -> LogProbs | None:
         """Returns the log posterior of all rows, a function of flat states, if it needs a pass.
 
         Far from its center a pool of rows may have modes that the posterior has not.
@@ -279,9 +282,7 @@ class KernelSelector:
 
         return of_flat
 
-    def _timed(
-        self, at: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-    ) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    def _timed(self, at: ValuesAndGradients) -> ValuesAndGradients:
         """Returns the function, whose calls tell the time of the gradient at one state."""
 
         def call(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -297,7 +298,7 @@ class KernelSelector:
         self,
         found: Coordinates,
         factor: np.ndarray,
-        at: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+        at: ValuesAndGradients,
         other: OtherMode,
     ) -> OtherMode | None:
         """Returns another mode as Newton's method finds it, or None if it hardly has any mass.

@@ -175,11 +175,8 @@ def summarize(
     if weights is None:
         quantiles = np.quantile(flat, LEVELS, axis=0)
     else:
-        repeated = np.repeat(weights, chains)
-        quantiles = np.stack(
-            [np.quantile(v, LEVELS, weights=repeated, method="inverted_cdf") for v in flat.T],
-            axis=1,
-        )
+        options = dict(weights=np.repeat(weights, chains), method="inverted_cdf")
+        quantiles = np.quantile(flat, LEVELS, axis=0, **options)
     unknown = np.full(size, np.nan)
     bulk = tail = rhat = mcse = unknown
     dependence = 1.0
