@@ -175,8 +175,8 @@ def summarize(
     if weights is None:
         quantiles = np.quantile(flat, LEVELS, axis=0)
     else:
-        options = dict(weights=np.repeat(weights, chains), method="inverted_cdf")
-        quantiles = np.quantile(flat, LEVELS, axis=0, **options)
+        repeated = np.repeat(weights, chains)
+        quantiles = np.quantile(flat, LEVELS, axis=0, weights=repeated, method="inverted_cdf")
     unknown = np.full(size, np.nan)
     bulk = tail = rhat = mcse = unknown
     dependence = 1.0
