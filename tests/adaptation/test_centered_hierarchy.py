@@ -284,7 +284,7 @@ def test_nuts_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pilot = run_nuts_pilot(target, start, starts, seeds[0], False, reason)
     sizes = fallback._Run(1000, 4, seeds, False, ["x", "x"])
     prepared = fallback._nuts(target, pilot, sizes, reason, 0.0)
-    options = {"num_chains": None, "trace_fn": prepared.trace_fn, "jit_compile": False}
+    options = {"num_chains": None, "trace_fn": prepared.choices.trace_fn, "jit_compile": False}
     options |= {"progress_bar": False, "run": None, "checkpoint_seconds": 60.0}
     options |= {"preflight_check": False, "view": prepared.bijector.forward}
     for kernel, stride in ((prepared, 1), (prepared.with_step_size(0.4), 2)):

@@ -215,11 +215,11 @@ def sample_target(
         choices, loop = prepared.choices, prepared.loop if run is None else None
         result = run_kernel(
             prepared.kernel,
-            prepared.choices.first_state,
+            choices.first_state,
             prepared.plan(num_results),
             seed=random.as_seed(choices.seed),
             num_chains=None,
-            trace_fn=prepared.trace_fn,
+            trace_fn=choices.trace_fn,
             jit_compile=settings.jit_compile,
             progress_bar=progress_bar,
             run=run,

@@ -65,20 +65,6 @@ class Bias(NamedTuple):
     tested: EntryTests | None = None
 
 
-class Entries(NamedTuple):
-    """The entries that are tested.
-
-    Attributes:
-      variables: the variable of each entry.
-      labels: names of the entries, such as "w[3]".
-      sizes: number of tested entries of each variable, by name.
-    """
-
-    variables: list[str]
-    labels: list[str]
-    sizes: dict[str, int]
-
-
 def draws_and_gradients(
     states: Any, target_log_prob_fn: Any, num_gradients: int, seed: Any
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -100,12 +86,17 @@ def draws_and_gradients(
 def find_bias(
     x: np.ndarray,
     g: np.ndarray,
-    entries: Entries,
+    variables: Sequence[str],
+    labels: Sequence[str],
     temperature: float,
     time: float,
     dependence: float = 1.0,
 ) -> Bias:
-    """Tests draws and gradients `[draws, chains, D]`; see `gradient_tests`."""
+    """Tests draws and gradients `[draws, chains, D]`; see `gradient_tests`.
+
+    `variables` are the names of the variables of the D entries, and `labels` names of the entries,
+    such as "w[3]".
+    """
     broken = ~np.isfinite(g).all(axis=-1)
     if broken.any():
         line = (
@@ -118,8 +109,8 @@ def find_bias(
     found = _whole(outcome.mean, f"{value:.3g} +- {error:.2g}, not {temperature:g}")
     width = float(outcome.mean.log_width[0])
     is_wide, is_narrow = bool(found) and width > 0, bool(found) and width < 0
-    found += _entries(outcome.entries, entries, is_general=bool(found))
-    directions = _directions(outcome, entries, {level for level, _ in found})
+    found += _entries(outcome.entries, np.array(variables), labels, is_general=bool(found))
+    directions = _directions(outcome, labels, {level for level, _ in found})
     found += _chains(outcome.by_chain) + directions
     if outcome.far is not None:
         result, chain, entry = outcome.far
@@ -130,7 +121,7 @@ def find_bias(
             else f"{100 * share:.0f} % into the run"
         )
         line = (
-            f"{entries.labels[entry]} of chain {chain} lies so far out that the target has almost "
+            f"{labels[entry]} of chain {chain} lies so far out that the target has almost "
             f"no mass there, {where}."
         )
         found.append((2, line))
@@ -141,9 +132,7 @@ def find_bias(
         problems.append(f"Where draws are too wide, {_WIDE}.")
     if problems and (is_narrow or np.any((d.log_width_surely < 0) & d.is_width_wrong)):
         problems.append(f"Where draws are too narrow, {_NARROW}.")
-    tested = EntryTests(
-        tuple(entries.labels), d.log_width, d.shift, d.is_width_wrong, d.is_shift_wrong
-    )
+    tested = EntryTests(tuple(labels), d.log_width, d.shift, d.is_width_wrong, d.is_shift_wrong)
     return Bias(problems, [] if problems else notes, (value, error), hot, tested)
 
 
@@ -159,10 +148,12 @@ def _whole(mean: Deviations, temperature: str) -> list[Finding]:
     return [(1, line)] if level else []
 
 
-def _entries(found: Deviations, entries: Entries, is_general: bool) -> list[Finding]:
+def _entries(
+    found: Deviations, variables: np.ndarray, labels: Sequence[str], is_general: bool
+) -> list[Finding]:
     """Returns the worst entry of each variable, the three worst variables at most."""
     widths, shifts = _width_level(found), _shift_level(found)
-    names, reported = np.array(entries.variables), list[Finding]()
+    reported = list[Finding]()
     # The largest of many small deviations looks larger than it is.
     of_width = np.where(widths == 1, found.log_width_surely, found.log_width)
     of_shift = np.where(shifts == 1, found.shift_surely, found.shift)
@@ -171,15 +162,16 @@ def _entries(found: Deviations, entries: Entries, is_general: bool) -> list[Find
         (shifts, of_shift, _off_by, 1),
     ):
         lines = []
-        for name, size in entries.sizes.items():
-            level = int(levels[names == name].max(initial=0))
+        for name in dict.fromkeys(variables):
+            is_of = variables == name
+            level = int(levels[is_of].max())
             if level < least:
                 continue
-            here = np.flatnonzero((names == name) & (levels == level))
+            here = np.flatnonzero(is_of & (levels == level))
             worst = here[np.argmax(np.abs(deviations[here]))]
             line = (
-                f"{name}: {len(here)} of {size} entries are off. The worst is "
-                f"{entries.labels[worst]}, {describe(deviations[worst])}."
+                f"{name}: {len(here)} of {is_of.sum()} entries are off. The worst is "
+                f"{labels[worst]}, {describe(deviations[worst])}."
             )
             lines.append((level, float(np.abs(deviations[worst])), line))
         for level in (2, 1):
@@ -207,7 +199,7 @@ def _chains(by_chain: Deviations) -> list[Finding]:
 
 
 def _directions(
-    outcome: GradientTestResults, entries: Entries, reported: set[int]
+    outcome: GradientTestResults, labels: Sequence[str], reported: set[int]
 ) -> list[Finding]:
     """Returns the worst combinations of entries, unless what is `reported` is as bad."""
     of, found = outcome.of_directions, list[Finding]()
@@ -221,9 +213,9 @@ def _directions(
         worst = int(np.argmax(np.where(levels == level, np.abs(deviations), -1)))
         weights = np.abs(outcome.directions[worst].weights)
         leading = [i for i in np.argsort(-weights)[:3] if weights[i] > 0.3 * weights.max()]
-        labels = ", ".join(entries.labels[i] for i in leading)
-        line = f"A combination of entries, mostly {labels}, is off: "
-        found.append((level, f"{line}{describe(deviations[worst])}."))
+        mostly = ", ".join(labels[i] for i in leading)
+        line = f"A combination of entries, mostly {mostly}, is off: {describe(deviations[worst])}."
+        found.append((level, line))
         reported = {*reported, level}
     return found
 

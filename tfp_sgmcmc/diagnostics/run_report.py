@@ -13,7 +13,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc.diagnostics import chain_checks
 from tfp_sgmcmc.diagnostics.base import refuse_trace
-from tfp_sgmcmc.diagnostics.bias import Bias, Entries, EntryTests, draws_and_gradients, find_bias
+from tfp_sgmcmc.diagnostics.bias import Bias, EntryTests, draws_and_gradients, find_bias
 from tfp_sgmcmc.diagnostics.draw_summary import entry_names, plot_deviations
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.internal.extras import import_figure
@@ -289,21 +289,21 @@ def _bias(
     num_gradients = min(num_gradients, max(20, int(_MOST_NUMBERS / max(size, 1))))
     x, g = draws_and_gradients(states, target, num_gradients, seed)
     names, most = dotted_names(states, "state"), max(1, _MOST_TESTED // len(x))
-    of_entries, labels, sizes = list[str](), list[str](), dict[str, int]()
+    variables, labels = list[str](), list[str]()
     columns = list[tuple[np.ndarray, np.ndarray]]()
     for name, of_x, of_g in zip(names, x, g, strict=True):
         shape, (a, b) = of_x.shape[2:], (y.reshape(*y.shape[:2], -1) for y in (of_x, of_g))
         picked = evenly_spread(a.shape[-1], min(most, _MOST_ENTRIES))
         picked = picked[np.ptp(a[..., picked], axis=(0, 1)) > 0]
         columns.append((a[..., picked], b[..., picked]))
-        of_entries += [name] * len(picked)
+        variables += [name] * len(picked)
         labels += entry_names(name, shape, picked)
-        sizes[name] = len(picked)
     if not labels:
         return Bias()
     of_x, of_g = (np.concatenate(parts, axis=-1) for parts in zip(*columns, strict=True))
-    entries = Entries(of_entries, labels, sizes)
-    return find_bias(of_x, of_g, entries, temperature, max(1.0, time * len(of_x)), dependence)
+    return find_bias(
+        of_x, of_g, variables, labels, temperature, max(1.0, time * len(of_x)), dependence
+    )
 
 
 def _with_chains(states: Any, target: Any, is_of_run: bool) -> Any:
