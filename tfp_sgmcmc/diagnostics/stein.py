@@ -343,6 +343,9 @@ class KernelSteinDiscrepancyReducer(PeriodicReducer):
         self._gradient_fn = gradient_fn
         if gradient_fn is not None:
             function("gradient_fn", gradient_fn, "kernel results -> gradient")
+        scale = positive("scale", scale)
+        exponent = number("exponent", exponent, "between -1 and 0", lambda e: -1 < e < 0)
+        one_of("statistic", statistic, ("U", "V"))
         self._options: dict[str, Any] = dict(
             preconditioner=preconditioner, scale=scale, exponent=exponent, statistic=statistic
         )
