@@ -344,7 +344,7 @@ def test_a_second_mode_counts_by_its_mass(share: float, width: float, is_kept: b
     z, offset = np.array([19.9]), np.log(share / width / (1 - share))
     at = kernel_selector.value_and_gradient_of_z(target, found.center, found.factor, False)
     rough = kernel_selector.OtherMode(19.9, offset, z)
-    kept = selector._with_mass(found, found.factor, at, rough)
+    kept = selector._with_mass(found, at, rough)
     assert (kept is not None) == is_kept
     if kept is not None:
         np.testing.assert_allclose([kept.distance, kept.log_prob], [20.0, offset], rtol=1e-3)
@@ -411,4 +411,4 @@ def test_a_climb_that_has_not_come_to_the_first_mode_is_no_other_one() -> None:
     found = kernel_selector.whiten_at_mode(target, start)
     at = kernel_selector.value_and_gradient_of_z(target, found.center, found.factor, False)
     rough = kernel_selector.OtherMode(5.0, -3.0, np.array([5.0]))
-    assert selector._with_mass(found, found.factor, at, rough) is None
+    assert selector._with_mass(found, at, rough) is None

@@ -133,7 +133,7 @@ class KernelSelector:
             independent, found = independent_draws(self._problem, found, *options, *beyond)
         except NotNearGaussian as reason:
             # Wide draws may find a narrow mode that no climb from dispersed starts came to.
-            others = self._modes_from(reason.place, found, found.factor)
+            others = self._modes_from(reason.place, found)
             mixture = mixture_draws(self._problem, found, others, *options) if others else None
             if mixture is None:
                 raise
@@ -177,7 +177,7 @@ class KernelSelector:
             found = self._found = whiten_at_mode(self._problem, state)
             if found.factor is None:  # too many parameters to search from the prior's widths
                 break
-            search = self._search(found, found.factor)
+            search = self._search(found)
             other = self._other_mode(search)
             if other is None:
                 break
@@ -191,14 +191,12 @@ class KernelSelector:
             state = unflatten_events((flat + offset).astype(flat.dtype), found.center, 0)
         return found
 
-    def _modes_from(
-        self, place: Place | None, found: Coordinates, factor: np.ndarray
-    ) -> list[OtherMode]:
+    def _modes_from(self, place: Place | None, found: Coordinates) -> list[OtherMode]:
         """Returns all other modes, with those that climbs from a place reach."""
         if place is None or place.state is None:
             return []
         offset = place.state - flatten_events(found.center, 0).numpy()
-        return self._every_other_mode(self._search(found, factor, [offset]))
+        return self._every_other_mode(self._search(found, [offset]))
 
     def _other_mode(self, search: Search) -> OtherMode | None:
         """Returns another mode, searched for in several rounds of climbs where they are quick."""
@@ -220,11 +218,10 @@ class KernelSelector:
             return []
         return every_other_mode(search) or []
 
-    def _search(
-        self, found: Coordinates, factor: np.ndarray, offsets: Sequence[np.ndarray] = ()
-    ) -> Search:
+    def _search(self, found: Coordinates, offsets: Sequence[np.ndarray] = ()) -> Search:
         """Returns the search for other modes, which also begins at `offsets` from the center."""
-        like, runs = found.center, self._runs
+        like, factor, runs = found.center, found.factor, self._runs
+        assert factor is not None
         inverse = inverse_of_factor(factor)
         first = flatten_events(self._state, 0).numpy() - flatten_events(like, 0).numpy()
         widths = prior_widths(self._problem, like, np.sqrt((factor**2).sum(axis=-1)))
@@ -254,7 +251,7 @@ class KernelSelector:
         exact_fn, dismissed = self._exact_fn(), list[np.ndarray]()
 
         def refine(other: OtherMode) -> OtherMode | None:
-            mode = self._with_mass(found, factor, at, other)
+            mode = self._with_mass(found, at, other)
             if mode is None or any(np.linalg.norm(mode.z - z) < _SAME for z in dismissed):
                 return None
             line = np.linspace(0, 1, NUM_STARTS + 1)[:, np.newaxis] * (factor @ mode.z)
@@ -295,11 +292,7 @@ class KernelSelector:
         return call
 
     def _with_mass(
-        self,
-        found: Coordinates,
-        factor: np.ndarray,
-        at: ValuesAndGradients,
-        other: OtherMode,
+        self, found: Coordinates, at: ValuesAndGradients, other: OtherMode
     ) -> OtherMode | None:
         """Returns another mode as Newton's method finds it, or None if it hardly has any mass.
 
@@ -308,7 +301,8 @@ class KernelSelector:
         adds less than 5 % to the variance along the line between them, or if the ascent ends at the
         first, draws lose nothing without it. If it ends at no mode, the mode stays as it is.
         """
-        flat = flatten_events(found.center, 0).numpy()
+        factor, flat = found.factor, flatten_events(found.center, 0).numpy()
+        assert factor is not None
         products = hessian_products(self._problem, found.center)
 
         def derivatives(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ from tfp_sgmcmc.diagnostics.gradient_tests import (
     run_gradient_tests,
 )
 from tfp_sgmcmc.diagnostics.stein import gradients_at
-from tfp_sgmcmc.targets.base import as_target
+from tfp_sgmcmc.targets.base import Target
 from tfp_sgmcmc.targets.data import evenly_spread
 
 # Smaller deviations are not mentioned, and larger ones are problems.
@@ -66,10 +66,9 @@ class Bias(NamedTuple):
 
 
 def draws_and_gradients(
-    states: Any, target_log_prob_fn: Any, num_gradients: int, seed: Any
+    states: Any, target: Target, num_gradients: int, seed: Any
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Returns draws and gradients of each part, `[draws, chains, event...]`, at some results."""
-    target = as_target(target_log_prob_fn, full_data_expected=True)
     num_draws = len(tf.nest.flatten(states)[0])
     picked = evenly_spread(num_draws, num_gradients)
     states = tf.nest.map_structure(lambda x: tf.convert_to_tensor(np.asarray(x)[picked]), states)

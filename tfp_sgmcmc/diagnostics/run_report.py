@@ -19,7 +19,7 @@ from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.internal.extras import import_figure
 from tfp_sgmcmc.internal.nest import dotted_names
 from tfp_sgmcmc.internal.tables import Table, as_html, histogram_picture, number
-from tfp_sgmcmc.targets.base import as_target
+from tfp_sgmcmc.targets.base import Target, as_target
 from tfp_sgmcmc.targets.data import evenly_spread
 
 _MOST_ENTRIES, _MOST_TESTED = 1000, 4000  # of a variable; of a run, against the gradients
@@ -277,7 +277,7 @@ def report(
 
 def _bias(
     states: Any,
-    target: Any,
+    target: Target,
     temperature: float,
     seed: Any,
     num_gradients: int,
