@@ -147,11 +147,9 @@ def _moved(
     parts = after - before, (after**2 - before**2) / 2, *tails
     changes = np.stack(parts, axis=-1)
     errors = batch_means_standard_error(changes.reshape(*draws.shape[:2], len(parts)))
-    (shift, widening, *tails), tail = changes.mean(axis=0), 2
-    if tails[1] > tails[0]:
-        tail = 3
-    pairs = [(shift, errors[0]), (widening, errors[1]), (tails[tail - 2], errors[tail])]
-    return FunnelCheck(entry, *(float(x) for pair in pairs for x in pair))
+    means = changes.mean(axis=0)
+    picked = [0, 1, 2 + int(means[3] > means[2])]  # the tail that grows more
+    return FunnelCheck(entry, *np.stack([means, errors], axis=1)[picked].ravel().tolist())
 
 
 def _with_moments(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -392,7 +392,7 @@ def compare(
       num_starts: number of starts from which other modes were searched.
     """
     weighted = constrain(unflatten_events(sample.draws, like, 0))
-    columns: list[list[np.ndarray]] = [[] for _ in range(8)]
+    rows = []
     for part, others in zip(tf.nest.flatten(parameters), tf.nest.flatten(weighted), strict=True):
         x = np.asarray(part, np.float64)
         values = np.asarray(others, np.float64)
@@ -408,19 +408,10 @@ def compare(
         offset_error = np.hypot(mean_error, alike * batch_means_standard_error(x)) / sd
         ratio = own_sd / sd
         ratio_error = ratio * np.hypot(sd_error / sd, own_sd_error / own_sd)
-        found = (
-            mean,
-            mean_error,
-            np.nan_to_num(sd),
-            sd_error,
-            (own - mean) / sd,
-            offset_error,
-            ratio,
-            ratio_error,
-        )
-        for column, value in zip(columns, found, strict=True):
-            column.append(value)
-    nests = (tf.nest.pack_sequence_as(parameters, column) for column in columns)
+        of_posterior = mean, mean_error, np.nan_to_num(sd), sd_error
+        rows.append((*of_posterior, (own - mean) / sd, offset_error, ratio, ratio_error))
+    columns = zip(*rows, strict=True)
+    nests = (tf.nest.pack_sequence_as(parameters, [*column]) for column in columns)
     size = len(sample.log_weights)
     return Certificate(sample.pareto_k, sample.efficiency, size, num_starts, *nests)
 
