@@ -281,10 +281,10 @@ def test_nuts_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     start, seeds = tf.zeros([2], tf.float64), (tf.constant([0, 1]), tf.constant([0, 2]))
     starts = typical_starts(target, start, 4, seeds[0].numpy(), jit_compile=False)
     reason = NotNearGaussian("of a test")
-    pilot = run_nuts_pilot(target, start, starts, tf.float64, seeds[0], False, reason)
+    pilot = run_nuts_pilot(target, start, starts, seeds[0], False, reason)
     sizes = fallback._Run(1000, 4, seeds, False, ["x", "x"])
     prepared = fallback._nuts(target, pilot, sizes, reason, 0.0)
-    options = {"num_chains": None, "trace_fn": prepared.trace_fn, "jit_compile": False}
+    options = {"num_chains": None, "trace_fn": prepared.choices.trace_fn, "jit_compile": False}
     options |= {"progress_bar": False, "run": None, "checkpoint_seconds": 60.0}
     options |= {"preflight_check": False, "view": prepared.bijector.forward}
     for kernel, stride in ((prepared, 1), (prepared.with_step_size(0.4), 2)):

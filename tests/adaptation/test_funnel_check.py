@@ -124,9 +124,9 @@ def test_the_flag_names_the_entry_that_the_widths_depend_on() -> None:
     )
     states = {"rest": rest, "v": np.exp(v[..., 0])}
     for seed in ([-7, 1], [3, 2**31 - 1]):
-        found = draw_checks._flags_of_funnel(states, target, tf.constant(seed), None)
-        assert len(found) == 1 and found[0].grade == "wrong" and "moves along v" in found[0].cause
-        assert "location + width * z" in found[0].remedy
+        found = draw_checks._flag_of_funnel(states, target, tf.constant(seed), None)
+        assert found and found.grade == "wrong" and "moves along v" in found.cause
+        assert "location + width * z" in found.remedy
 
 
 def test_draws_that_overflow_have_no_funnel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_draws_that_overflow_have_no_funnel(monkeypatch: pytest.MonkeyPatch) -> 
         raise np.linalg.LinAlgError("Eigenvalues did not converge")
 
     monkeypatch.setattr(draw_checks, "funnel_check", of_no_eigenvalues)
-    assert draw_checks._flags_of_funnel(stuck, target, tf.constant([0, 1]), None) == []
+    assert draw_checks._flag_of_funnel(stuck, target, tf.constant([0, 1]), None) is None
 
 
 def test_a_posterior_without_a_funnel_is_not_moved() -> None:

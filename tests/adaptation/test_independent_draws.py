@@ -123,12 +123,12 @@ def test_poor_weights_leave_the_draws_to_a_chain(monkeypatch: pytest.MonkeyPatch
     found = Coordinates(target, None, center, np.eye(5), np.eye(5), "hessian", 1)
     runs = PilotRuns(4, 5, tf.float32, tf.constant([0, 1]), True)
     with pytest.raises(NotNearGaussian, match="the weights of a normal distribution"):
-        independent_draws(target, found, runs, np.zeros(2), 100, 4)
+        independent_draws(target, found, runs, np.zeros(2), 100)
     monkeypatch.setattr("tfp_sgmcmc.adaptation.independent_draws._MOST_FOR_NUTS", 19)
-    assert independent_draws(target, found, runs, np.zeros(2), 100, 4) == (None, found)
+    assert independent_draws(target, found, runs, np.zeros(2), 100) == (None, found)
     assert "were dropped, because the weights" in runs.dropped[0]
     monkeypatch.setattr("tfp_sgmcmc.adaptation.independent_draws._MOST_ENTRIES", 19)  # N D is 20
-    assert independent_draws(target, found, runs, np.zeros(2), 100, 4) == (None, found)
+    assert independent_draws(target, found, runs, np.zeros(2), 100) == (None, found)
     assert "were not tried" in runs.dropped[1] and "N D is 20, above 19" in runs.dropped[1]
 
 

@@ -159,7 +159,7 @@ def test_rounds_that_climb_side_by_side_end_where_single_ones_do(
         monkeypatch.setattr(kernel_selector, "num_padded", lambda *_, most=most: most)
         selector = KernelSelector(target, tf.fill([1], 8.0), 4, tf.constant([0, 1]), False)
         found = whiten_at_mode(target, tf.fill([1], 8.0))
-        searches.append(selector._search(found, found.factor))
+        searches.append(selector._search(found))
     for number in range(4):
         one, several = (search.ends_fn(number) for search in searches)
         np.testing.assert_array_equal(one.is_mode, several.is_mode)

@@ -25,9 +25,10 @@ from tfp_sgmcmc.adaptation.out_of_reach import (
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.diagnostics.weighted_sample import (
+    FIRST_SHARE,
     Proposal,
     WeightedSample,
-    fit_weighted_sample,
+    fit_proposal,
     weigh,
 )
 from tfp_sgmcmc.sampling.result import Flag
@@ -98,7 +99,9 @@ def test_proposals_reach_all_of_what_they_fit(law: Any) -> None:
         return law.logpdf(x).sum(axis=-1)
 
     rng = np.random.default_rng(0)
-    sample, _ = fit_weighted_sample(log_prob, np.zeros(3), np.eye(3), NUM_DRAWS, rng)
+    sample, _ = fit_proposal(
+        log_prob, Proposal(np.zeros(3), np.eye(3), FIRST_SHARE), NUM_DRAWS, rng
+    )
     found = far_mass(log_prob, sample, rng)
     assert found.share < 0.005 and found.is_small
 
@@ -341,7 +344,7 @@ def test_a_second_mode_counts_by_its_mass(share: float, width: float, is_kept: b
     z, offset = np.array([19.9]), np.log(share / width / (1 - share))
     at = kernel_selector.value_and_gradient_of_z(target, found.center, found.factor, False)
     rough = kernel_selector.OtherMode(19.9, offset, z)
-    kept = selector._with_mass(found, found.factor, at, rough)
+    kept = selector._with_mass(found, at, rough)
     assert (kept is not None) == is_kept
     if kept is not None:
         np.testing.assert_allclose([kept.distance, kept.log_prob], [20.0, offset], rtol=1e-3)
@@ -408,4 +411,4 @@ def test_a_climb_that_has_not_come_to_the_first_mode_is_no_other_one() -> None:
     found = kernel_selector.whiten_at_mode(target, start)
     at = kernel_selector.value_and_gradient_of_z(target, found.center, found.factor, False)
     rough = kernel_selector.OtherMode(5.0, -3.0, np.array([5.0]))
-    assert selector._with_mass(found, found.factor, at, rough) is None
+    assert selector._with_mass(found, at, rough) is None

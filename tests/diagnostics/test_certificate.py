@@ -13,9 +13,10 @@ import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.diagnostics import pareto_shape
 from tfp_sgmcmc.diagnostics.certificate import Certificate
 from tfp_sgmcmc.diagnostics.weighted_sample import (
+    FIRST_SHARE,
     Proposal,
     WeightedSample,
-    fit_weighted_sample,
+    fit_proposal,
 )
 
 tfb, tfd = tfp.bijectors, tfp.distributions
@@ -117,7 +118,9 @@ def test_constants_are_no_difference(certificate: Callable[..., Certificate]) ->
 def test_a_proposal_is_fitted_in_any_units() -> None:
     """The first proposal is 1 sd off and 0.7 times as wide; the last has the exact moments."""
     rng = np.random.default_rng(0)
-    sample, num_rounds = fit_weighted_sample(normal, MEAN + SD, np.diag(0.7 * SD), 1000, rng)
+    sample, num_rounds = fit_proposal(
+        normal, Proposal(MEAN + SD, np.diag(0.7 * SD), FIRST_SHARE), 1000, rng
+    )
     assert sample.is_reliable and sample.efficiency > 0.8 and 1 < num_rounds < 8
     mean, mean_error, sd, sd_error = sample.moments(sample.draws)
     # Six standard errors are exceeded with probability 2e-9 each.
@@ -134,7 +137,7 @@ def funnel(x: np.ndarray) -> np.ndarray:
 def test_a_bad_fit_is_told() -> None:
     """The negative control: no normal distribution fits a funnel in six dimensions."""
     rng = np.random.default_rng(0)
-    sample, _ = fit_weighted_sample(funnel, np.zeros(6), np.eye(6), 1000, rng)
+    sample, _ = fit_proposal(funnel, Proposal(np.zeros(6), np.eye(6), FIRST_SHARE), 1000, rng)
     assert not (sample.is_reliable and sample.efficiency > 0.2)
     assert sample.pareto_k > 0.3
 

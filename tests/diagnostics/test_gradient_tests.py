@@ -6,7 +6,7 @@ The draws are exact, so that all rates are known. No TensorFlow runs here.
 import numpy as np
 import pytest
 
-from tfp_sgmcmc.diagnostics.bias import Bias, Entries, find_bias
+from tfp_sgmcmc.diagnostics.bias import Bias, find_bias
 from tfp_sgmcmc.diagnostics.gradient_tests import GradientTestResults, run_gradient_tests
 
 NUM_DRAWS, NUM_CHAINS = 500, 4
@@ -76,8 +76,8 @@ def test_draws_that_are_5_percent_too_wide_are_always_rejected() -> None:
 
 def bias(x: np.ndarray, g: np.ndarray | None = None, temperature: float = 1.0) -> Bias:
     size = x.shape[-1]
-    entries = Entries(["w"] * size, [(i,) for i in range(size)], {"w": size})
-    return find_bias(x, -x if g is None else g, entries, temperature, 1.0)
+    names = ["w"] * size, [f"w[{i}]" for i in range(size)]
+    return find_bias(x, -x if g is None else g, *names, temperature, 1.0)
 
 
 def test_sound_draws_far_from_zero_have_no_words() -> None:
@@ -158,12 +158,12 @@ def test_draws_of_another_narrow_mode_are_not_far_out() -> None:
     is_second = rng.uniform(size=[NUM_DRAWS, NUM_CHAINS, 1]) < 0.1
     z = normal(1)
     x, g = np.where(is_second, 40 + 0.2 * z, z), np.where(is_second, -5 * z, -z)
-    entries = Entries(["w"], [(0,)], {"w": 1})
-    found = find_bias(x, g, entries, temperature=1.0, time=1.0)
+    names = ["w"], ["w[0]"]
+    found = find_bias(x, g, *names, temperature=1.0, time=1.0)
     assert found.problems == []
     x, g = normal(1), -normal(1)
     x[250, 1], g[250, 1] = 30.0, -30.0
-    (problem,) = find_bias(x, g, entries, temperature=1.0, time=1.0).problems
+    (problem,) = find_bias(x, g, *names, temperature=1.0, time=1.0).problems
     assert problem.startswith("w[0] of chain 1 lies so far out") and "50 % into the run" in problem
 
 

@@ -58,6 +58,6 @@ def test_the_flag_names_limit_and_remedy() -> None:
         np.linspace(0, 2, 20),
         bijector={"end": tfp.bijectors.Exp()},
     )
-    (flag,) = draw_checks._flags_of_zero_density({"end": end}, target)
+    flag = draw_checks._flag_of_zero_density({"end": end}, target)
     assert flag.grade == "wrong" and "where end is below a limit (2 here)" in flag.cause
     assert "tfb.Shift" in flag.remedy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +20,7 @@ from tfp_sgmcmc.adaptation.pilot import Convergence, GradientFit, convergence, g
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import Certificate
 from tfp_sgmcmc.diagnostics.vector_functions import (
+    LogProbs,
     log_prob_of_vectors,
     rounded_share,
     zero_density_beyond,
@@ -87,15 +87,15 @@ def check_draws(
     varies = _varying(states)
     flat = flatten_events(tf.nest.map_structure(tf.convert_to_tensor, states), 2).numpy()
     found = convergence(flat[..., np.concatenate([x.ravel() for x in varies])])
-    flags, measured = flags_of_convergence(found, goal, prepared.remedy), dict[str, Any]()
-    diverging = [] if result.trace is None else _flags_of_divergences(result.trace["diverging"])
-    flags += diverging
+    trace, measured = result.trace, dict[str, Any]()
+    diverging = None if trace is None else _flag_of_divergences(trace["diverging"])
+    flags = [*flags_of_convergence(found, goal, prepared.remedy), *_told(diverging)]
     line = (
         f"The draws of all chains are worth {found.ess:.0f} independent ones for the worst "
         f"parameter, and R-hat is {found.rhat:.3f}."
     )
     if certificate is not None and certificate.is_reliable:
-        flags += _flags_of_certificate(certificate, varies)
+        flags += _told(_flag_of_certificate(certificate, varies))
         c = certificate
         (offset, offset_error), (ratio, ratio_error) = c.largest_offset, c.largest_ratio
         line += (
@@ -117,11 +117,11 @@ def check_draws(
     flags += _flags_of_gradients(fit)
     if prepared.choices.sampler == "NoUTurnSampler":
         is_wrong = any(flag.grade == "wrong" for flag in flags)
-        causes = (_flags_of_zero_density, _flags_of_rounding) if is_wrong else ()
-        for flags_of in causes:
-            if known := flags_of(states, problem):
-                return DrawCheck(known, line, goal / found.ess, measured, certificate)
-        flags += _flags_of_funnel(states, problem, seed, prepared.remedy)
+        causes = (_flag_of_zero_density, _flag_of_rounding) if is_wrong else ()
+        for flag_of in causes:
+            if known := flag_of(states, problem):
+                return DrawCheck([known], line, goal / found.ess, measured, certificate)
+        flags += _told(_flag_of_funnel(states, problem, seed, prepared.remedy))
     if prepared.noise is not None:
         c = prepared.choices
         share, covariance = guarded_share(z), noise_covariance(prepared.noise, z, blocks=4)
@@ -132,10 +132,15 @@ def check_draws(
             "average before the temperature corrects them, and the guard of the control variates "
             f"was at work at {100 * share:.2g} % of them."
         )
-        flags += _flags_of_noise(excess, ExcessVariance(*(c.measured_excess or excess)))
+        of_pilot = ExcessVariance(*(c.measured_excess or excess))
+        flags += _told(_flag_of_noise(excess, of_pilot))
     wrong = [flag for flag in flags if flag.grade == "wrong"]
-    only_diverges = bool(wrong) and wrong == diverging
+    only_diverges = bool(wrong) and wrong == [diverging]
     return DrawCheck(flags, line, goal / found.ess, measured, certificate, only_diverges)
+
+
+def _told(flag: Flag | None) -> list[Flag]:
+    return [] if flag is None else [flag]
 
 
 def whitened(states: Any, bijector: Any) -> np.ndarray:
@@ -143,21 +148,18 @@ def whitened(states: Any, bijector: Any) -> np.ndarray:
     return bijector.inverse(tf.nest.map_structure(tf.convert_to_tensor, states)).numpy()
 
 
-def _flags_of_noise(excess: ExcessVariance, of_pilot: ExcessVariance) -> list[Flag]:
+def _flag_of_noise(excess: ExcessVariance, of_pilot: ExcessVariance) -> Flag | None:
     """Returns a flag if the noise is larger than the temperature corrects."""
     if excess.mean - of_pilot.mean < _NOTED_EXCESS and excess.worst < 2 * MOST_WORST:
-        return []
-    return [
-        Flag(
-            "wrong",
-            "The noise of minibatches grew along the run: it makes variances "
-            f"{100 * excess.mean:.2g} % too large on average and {100 * excess.worst:.2g} % in the "
-            f"worst direction, at the pilot's draws {100 * of_pilot.mean:.2g} % and "
-            f"{100 * of_pilot.worst:.2g} %.",
-            "Sample in a new directory, or without one, so that the run is repeated with all "
-            "examples.",
-        )
-    ]
+        return None
+    return Flag(
+        "wrong",
+        "The noise of minibatches grew along the run: it makes variances "
+        f"{100 * excess.mean:.2g} % too large on average and {100 * excess.worst:.2g} % in the "
+        f"worst direction, at the pilot's draws {100 * of_pilot.mean:.2g} % and "
+        f"{100 * of_pilot.worst:.2g} %.",
+        "Sample in a new directory, or without one, so that the run is repeated with all examples.",
+    )
 
 
 def flags_of_convergence(found: Convergence, goal: float, remedy: str | None = None) -> list[Flag]:
@@ -181,76 +183,68 @@ def flags_of_convergence(found: Convergence, goal: float, remedy: str | None = N
     return flags
 
 
-def _flags_of_divergences(diverging: Any) -> list[Flag]:
+def _flag_of_divergences(diverging: Any) -> Flag | None:
     """Returns a flag if trajectories of NUTS diverged, as they do where a posterior narrows."""
     diverging = np.asarray(diverging)
     share = float(diverging.mean())
     if share == 0:
-        return []
-    return [
-        Flag(
-            "wrong" if share > _MOST_DIVERGENCES else "note",
-            f"{int(diverging.sum())} of {diverging.size} trajectories diverged: the posterior is "
-            "narrower in places than the step can follow.",
-            "Reparameterise the model, or give scales a prior that keeps them from zero.",
-        )
-    ]
+        return None
+    return Flag(
+        "wrong" if share > _MOST_DIVERGENCES else "note",
+        f"{int(diverging.sum())} of {diverging.size} trajectories diverged: the posterior is "
+        "narrower in places than the step can follow.",
+        "Reparameterise the model, or give scales a prior that keeps them from zero.",
+    )
 
 
-def _flat_draws(
-    states: Any, problem: MinibatchLogProb
-) -> tuple[State, np.ndarray, Callable[[np.ndarray], np.ndarray]]:
+def _flat_draws(states: Any, problem: MinibatchLogProb) -> tuple[State, np.ndarray, LogProbs]:
     """Returns an unconstrained draw, all as `[results, chains, D]`, and log posteriors of rows."""
     at = problem.unconstrain(tf.nest.map_structure(tf.convert_to_tensor, states))
     like = tf.nest.map_structure(lambda x: x[0, 0], at)
     return like, flatten_events(at, 2).numpy(), log_prob_of_vectors(problem, like)
 
 
-def _flags_of_zero_density(states: Any, problem: MinibatchLogProb) -> list[Flag]:
+def _flag_of_zero_density(states: Any, problem: MinibatchLogProb) -> Flag | None:
     """Returns a flag if the density falls to zero at once near the draws."""
     like, draws, log_prob_fn = _flat_draws(states, problem)
     with np.errstate(all="ignore"):
         found = zero_density_beyond(log_prob_fn, draws.reshape(-1, draws.shape[-1]))
     if found is None:
-        return []
+        return None
     entry, end, side = found
     name = entry_names(like)[entry]
     constrained = problem.constrain(unflatten_events(end, like, 0))
     value = flatten_events(constrained, 0).numpy()
     where = f" ({value[entry]:.6g} here)" if len(value) == len(end) else ""
     way = "above" if side > 0 else "below"
-    return [
-        Flag(
-            "wrong",
-            f"The posterior density is zero where {name} is {way} a limit{where}, and falls to "
-            "zero there at once. Gradients do not tell this, so trajectories run into the limit "
-            "and are rejected.",
-            f"Give {name} a bijector whose values all have a positive density. For the end of a "
-            "uniform distribution that is tfb.Chain([tfb.Shift(largest), tfb.Exp()]), with the "
-            "largest value of the data.",
-        )
-    ]
+    return Flag(
+        "wrong",
+        f"The posterior density is zero where {name} is {way} a limit{where}, and falls to "
+        "zero there at once. Gradients do not tell this, so trajectories run into the limit "
+        "and are rejected.",
+        f"Give {name} a bijector whose values all have a positive density. For the end of a "
+        "uniform distribution that is tfb.Chain([tfb.Shift(largest), tfb.Exp()]), with the "
+        "largest value of the data.",
+    )
 
 
-def _flags_of_rounding(states: Any, problem: MinibatchLogProb) -> list[Flag]:
+def _flag_of_rounding(states: Any, problem: MinibatchLogProb) -> Flag | None:
     """Returns a flag if rounding in float32 decides on the log posterior."""
     _, draws, log_prob_fn = _flat_draws(states, problem)
     if draws.dtype != np.float32:
-        return []
+        return None
     flat = draws.reshape(-1, draws.shape[-1])
     share = rounded_share(log_prob_fn, flat, np.random.default_rng(0))
     if share <= _MOST_ROUNDED:
-        return []
-    return [
-        Flag(
-            "wrong",
-            f"Rounding in float32 decides on the log posterior: at {100 * share:.0f} % of the "
-            "draws it is not finite, or changes by more than 0.5 where all parameters move by a "
-            "ten-thousandth of their standard deviations, or to the next number. A Cholesky "
-            "factorisation, a difference of large numbers or a sum of large ones does that.",
-            "Give the target dtype='float64' and a float64 start.",
-        )
-    ]
+        return None
+    return Flag(
+        "wrong",
+        f"Rounding in float32 decides on the log posterior: at {100 * share:.0f} % of the "
+        "draws it is not finite, or changes by more than 0.5 where all parameters move by a "
+        "ten-thousandth of their standard deviations, or to the next number. A Cholesky "
+        "factorisation, a difference of large numbers or a sum of large ones does that.",
+        "Give the target dtype='float64' and a float64 start.",
+    )
 
 
 def flags_of_spacing(states: Any, problem: MinibatchLogProb) -> list[Flag]:
@@ -272,9 +266,9 @@ def flags_of_spacing(states: Any, problem: MinibatchLogProb) -> list[Flag]:
     return [Flag("wrong", cause, FINER_NUMBERS)]
 
 
-def _flags_of_funnel(
+def _flag_of_funnel(
     states: Any, problem: MinibatchLogProb, seed: tf.Tensor, remedy: str | None
-) -> list[Flag]:
+) -> Flag | None:
     """Returns a flag if draws spread along a funnel, or shrink, by moves that are exact."""
     like, draws, log_prob_fn = _flat_draws(states, problem)
     rng = np.random.default_rng(seed.numpy().astype(np.uint32))
@@ -283,22 +277,20 @@ def _flags_of_funnel(
         try:
             found = funnel_check(log_prob_fn, wide, problem.num_examples, rng)
         except np.linalg.LinAlgError:  # draws that overflow or stick, which other checks tell
-            return []
+            return None
     if found is None or not found.is_wrong(_FUNNEL, 3.0):
-        return []
+        return None
     name = entry_names(like)[found.entry]
-    return [
-        Flag(
-            "wrong",
-            f"The draws miss a part of the posterior: moves along {name} that rescale what narrows "
-            f"with it, and leave the posterior as it is, change its mean by {found.shift:.2f} and "
-            f"its standard deviation by {found.widening:.2f} standard deviations, and bring "
-            f"{100 * (0.01 + found.tail):.1f} % of the draws to where the outermost 1 % were.",
-            remedy
-            or f"Write what narrows with {name} as location + width * z, with z in its place "
-            "(non-centred).",
-        )
-    ]
+    return Flag(
+        "wrong",
+        f"The draws miss a part of the posterior: moves along {name} that rescale what narrows "
+        f"with it, and leave the posterior as it is, change its mean by {found.shift:.2f} and "
+        f"its standard deviation by {found.widening:.2f} standard deviations, and bring "
+        f"{100 * (0.01 + found.tail):.1f} % of the draws to where the outermost 1 % were.",
+        remedy
+        or f"Write what narrows with {name} as location + width * z, with z in its place "
+        "(non-centred).",
+    )
 
 
 def _flags_of_gradients(fit: GradientFit) -> list[Flag]:
@@ -326,22 +318,20 @@ def _flags_of_gradients(fit: GradientFit) -> list[Flag]:
     return flags
 
 
-def _flags_of_certificate(certificate: Certificate, varies: list[np.ndarray]) -> list[Flag]:
+def _flag_of_certificate(certificate: Certificate, varies: list[np.ndarray]) -> Flag | None:
     """Returns a flag if importance weights show that means or standard deviations are off."""
     c = certificate
     offset = _largest(varies, c.mean_offset, 0.0, c.mean_offset_error)
     ratio = _largest(varies, c.sd_ratio, 1.0, c.sd_ratio_error)
     if max(offset, ratio) <= _CERTAIN:
-        return []
-    return [
-        Flag(
-            "wrong",
-            f"Importance weights show that a mean is off by {_largest(varies, c.mean_offset):.2f} "
-            "standard deviations, or a standard deviation by "
-            f"{100 * _largest(varies, c.sd_ratio, 1.0):.0f} %: see result.certificate.",
-            "Ask for more results.",
-        )
-    ]
+        return None
+    return Flag(
+        "wrong",
+        f"Importance weights show that a mean is off by {_largest(varies, c.mean_offset):.2f} "
+        "standard deviations, or a standard deviation by "
+        f"{100 * _largest(varies, c.sd_ratio, 1.0):.0f} %: see result.certificate.",
+        "Ask for more results.",
+    )
 
 
 def _varying(states: Any) -> list[np.ndarray]:

@@ -24,7 +24,7 @@ from tfp_sgmcmc.adaptation.pilot import (
     whitened_gradients,
 )
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
-from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel, trace_divergences
+from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.adaptation.typical_set import TypicalStarts, far_above, typical_starts
 from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
 from tfp_sgmcmc.internal.nest import State, call_with_state, entry_names, flatten_events
@@ -125,8 +125,7 @@ def _sampler(
 
     @functools.cache
     def pilot() -> NUTSPilot:
-        dtype = tf.nest.flatten(state)[0].dtype
-        return run_nuts_pilot(problem, state, starts, dtype, run.seeds[1], jit_compile, reason)
+        return run_nuts_pilot(problem, state, starts, run.seeds[1], jit_compile, reason)
 
     if select is not None and reason.center is not None:
         above = functools.partial(far_above, problem, reason.center, jit_compile)
@@ -230,7 +229,6 @@ def _nuts(
         (_caveat(reason) if hierarchy is None else _untrusted(hierarchy),),
         most_results=max(1, int(_MOST_SECONDS / pilot.seconds_per_draw)),
         remedy=remedy,
-        trace_fn=trace_divergences,
         loop=pilot.loop.with_values(values),
     )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from tfp_sgmcmc.diagnostics.convergence import batch_means_standard_error
+from tfp_sgmcmc.diagnostics.vector_functions import LogProbs
 from tfp_sgmcmc.targets.data import evenly_spread
 
 _MOVES, _REFIT = 80, 8
@@ -58,7 +58,7 @@ class FunnelCheck(NamedTuple):
 
 
 def funnel_check(
-    log_prob_fn: Callable[[np.ndarray], np.ndarray],
+    log_prob_fn: LogProbs,
     draws: np.ndarray,
     num_examples: int,
     rng: np.random.Generator,
@@ -108,7 +108,7 @@ def funnel_check(
 
 
 def _moved(
-    log_prob_fn: Callable[[np.ndarray], np.ndarray],
+    log_prob_fn: LogProbs,
     draws: np.ndarray,
     entry: int,
     rng: np.random.Generator,
@@ -147,11 +147,9 @@ def _moved(
     parts = after - before, (after**2 - before**2) / 2, *tails
     changes = np.stack(parts, axis=-1)
     errors = batch_means_standard_error(changes.reshape(*draws.shape[:2], len(parts)))
-    (shift, widening, *tails), tail = changes.mean(axis=0), 2
-    if tails[1] > tails[0]:
-        tail = 3
-    pairs = [(shift, errors[0]), (widening, errors[1]), (tails[tail - 2], errors[tail])]
-    return FunnelCheck(entry, *(float(x) for pair in pairs for x in pair))
+    means = changes.mean(axis=0)
+    picked = [0, 1, 2 + int(means[3] > means[2])]  # the tail that grows more
+    return FunnelCheck(entry, *np.stack([means, errors], axis=1)[picked].ravel().tolist())
 
 
 def _with_moments(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

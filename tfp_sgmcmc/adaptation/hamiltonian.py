@@ -174,7 +174,6 @@ def run_nuts_pilot(
     problem: MinibatchLogProb,
     like: State,
     starts: TypicalStarts,
-    dtype: tf.DType,
     seed: tf.Tensor,
     jit_compile: bool,
     reason: NotNearGaussian,
@@ -185,36 +184,26 @@ def run_nuts_pilot(
       ValueError: the log posterior is not finite where the pilot goes, or its integral is not.
     """
     problem = problem.with_minibatches(problem.num_examples)
-    dim = starts.states.shape[-1]
+    dim, dtype = starts.states.shape[-1], tf.nest.flatten(like)[0].dtype
     is_small = dim <= _MOST_DENSE
     chains = _Chains(problem, like, is_small, len(starts.states), jit_compile)
     mean, covariance, step = starts.states.mean(axis=0), starts.variance, _FIRST_STEP
     theta, seconds = starts.states[np.newaxis], np.nan
-    for number in range(len(_WINDOWS) + 1):
-        is_last = number == len(_WINDOWS)
-        root = _root(covariance)
-        off = (theta[-1] - mean).T
-        z = np.linalg.solve(root, off).T if root.ndim == 2 else off.T / root
-        chains.restart(mean, np.diag(root) if is_small and root.ndim == 1 else root, z, step)
+    for number, num_draws in enumerate(_WINDOWS):
+        chains.restart(mean, covariance, theta[-1], step)
         fresh = random.fold_in(seed, number)
-        chains.draw(_FINAL_STEPS if is_last else _ADAPTATION_STEPS, fresh)
-        if is_last:
-            last, draws = chains.z.astype(dtype.as_numpy_dtype), theta.reshape(-1, dim)
-            step = chains.adaptation.average
-            found = unflatten_events(mean, like, 0), covariance, step, last, draws, seconds
-            return NUTSPilot(*found, chains.loop)
+        chains.draw(_ADAPTATION_STEPS, fresh)
         began = time.perf_counter()
-        kept = chains.draw(_WINDOWS[number], fresh)
-        seconds = (time.perf_counter() - began) / _WINDOWS[number]
+        found = chains.draw(num_draws, fresh)
+        seconds = (time.perf_counter() - began) / num_draws
         step = chains.adaptation.average
-        if kept is None:
+        if found is None:
             raise ValueError(
                 "The log posterior must be finite around its mode. Received: NaN or infinite "
                 f"values in {dtype.name} in a pilot of NUTS, after this was found: {reason}. "
                 + _REMEDY[dtype == tf.float64]
             )
-        theta = mean + (kept @ root.T if root.ndim == 2 else kept * root)
-        draws = theta.reshape(-1, dim)
+        theta, draws = found, found.reshape(-1, dim)
         mean, covariance = draws.mean(axis=0), np.maximum(draws.var(axis=0), 1e-300)
         if number == 1:
             axes = np.linalg.svd((draws - mean) / np.sqrt(covariance), full_matrices=False)[2]
@@ -222,7 +211,17 @@ def run_nuts_pilot(
             check_proper(problem, at, np.sqrt(covariance) * axes[0])
         if number >= _DENSE_FROM and is_small:
             covariance = _shrunk(draws)
-    raise AssertionError
+    chains.restart(mean, covariance, theta[-1], step)
+    chains.draw(_FINAL_STEPS, random.fold_in(seed, len(_WINDOWS)))
+    return NUTSPilot(
+        unflatten_events(mean, like, 0),
+        covariance,
+        chains.adaptation.average,
+        chains.z.astype(dtype.as_numpy_dtype),
+        theta.reshape(-1, dim),
+        seconds,
+        chains.loop,
+    )
 
 
 class _Chains:
@@ -262,9 +261,18 @@ class _Chains:
     def z(self) -> np.ndarray:
         return self._position.state.numpy().astype(np.float64)
 
-    def restart(self, shift: np.ndarray, root: np.ndarray, z: np.ndarray, step: float) -> None:
-        """Puts the chains to z, in coordinates shift + root z, with a step size to begin with."""
+    def restart(
+        self, shift: np.ndarray, covariance: np.ndarray, states: np.ndarray, step: float
+    ) -> None:
+        """Puts the chains to flat states, with a step size to begin with.
+
+        The coordinates are shift + root z, where root is that of a covariance, or of variances.
+        """
         self.adaptation = DualAveraging(step)
+        root, off = _root(covariance), (states - shift).T
+        z = np.linalg.solve(root, off).T if root.ndim == 2 else off.T / root
+        self._shift, self._root = shift, root
+        root = np.diag(root) if self._is_dense and root.ndim == 1 else root
         values = tuple(tf.constant(x, self._dtype) for x in (shift, root))
 
         def make() -> tuple[Loop, Position]:
@@ -284,7 +292,7 @@ class _Chains:
         self._position = Position(tf.zeros([], tf.int64), z, start)
 
     def draw(self, num_draws: int, seed: tf.Tensor) -> np.ndarray | None:
-        """Returns z of all steps, `[num_draws, chains, D]`; None if any is NaN or infinite."""
+        """Returns flat states, `[num_draws, chains, D]`; None if any is NaN or infinite."""
         found, all_good = [], True
         for _ in range(num_draws):
             step = tf.constant(self.adaptation.step, self._dtype)
@@ -295,7 +303,10 @@ class _Chains:
             ratios = self._position.results.log_accept_ratio.numpy().astype(np.float64)
             self.adaptation.update(float(np.nan_to_num(np.exp(np.minimum(ratios, 0.0))).mean()))
             found.append(self._position.state)
-        return tf.stack(found).numpy().astype(np.float64) if all_good else None
+        if not all_good:
+            return None
+        z = tf.stack(found).numpy().astype(np.float64)
+        return self._shift + (z @ self._root.T if self._root.ndim == 2 else z * self._root)
 
     def _moved(self, z: tf.Tensor, values: tuple[tf.Tensor, tf.Tensor]) -> State:
         shift, root = values

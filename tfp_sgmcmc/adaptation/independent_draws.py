@@ -64,7 +64,6 @@ def independent_draws(
     runs: PilotRuns,
     seed: np.ndarray,
     num_results: int,
-    num_chains: int,
     has_other_mode: bool = False,
     exact_fn: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> tuple[PreparedKernel | None, Coordinates]:
@@ -80,7 +79,6 @@ def independent_draws(
       runs: notes what was dropped, and times.
       seed: two integers, of the fit.
       num_results: number of draws of each chain.
-      num_chains: number of chains.
       has_other_mode: whether another mode is known, so that what lies beyond the proposal is not
         looked for.
       exact_fn: flat states, `[S, D]` -> log posterior, where that of `problem`, a pool of rows, is
@@ -90,8 +88,7 @@ def independent_draws(
       NotNearGaussian: no normal distribution is near to the posterior of few data, or one is near
         to a part of it only.
     """
-    if found.factor is None:
-        return None, found
+    assert found.factor is not None
     if (size := problem.num_examples * runs.dim) > _MOST_ENTRIES:
         runs.dropped.append(
             "Independent draws were not tried, because all examples would be evaluated thousands "
@@ -100,7 +97,7 @@ def independent_draws(
         return None, found
     log_prob_fn, mean, seconds = timed_log_prob(problem, found.center, runs)
     num_evaluated = num_evaluations(runs.dim, NUM_DRAWS) + 2 * NUM_WIDE
-    cost = seconds * (num_evaluated + num_results * num_chains)
+    cost = seconds * (num_evaluated + num_results * runs.num_chains)
     if cost > (_MOST_SECONDS if size < _MANY_ENTRIES else _MOST_OF_MANY):
         runs.dropped.append(
             f"Independent draws were dropped, because they would take about {cost:.0f} s."
@@ -127,14 +124,13 @@ def independent_draws(
         place, far = missed
         raise NotNearGaussian(str(far), place=place)
     assert isinstance(sample.proposal, Proposal)
-    choices = settings_of(problem, found.center, sample, runs, seconds, num_results, num_chains)
     lines = (
         f"A mode of the posterior was found in {found.num_passes} passes over the data, and "
         f"{runs.num_starts} other starts were searched for further modes.",
         f"A normal distribution with heavy tails was fitted to the posterior {how}. Weighed by "
         f"the exact posterior, its draws have {figures}.",
     )
-    return with_proposal(problem, choices, lines, sample, runs.num_starts), found
+    return propose(problem, found.center, sample, runs, seconds, num_results, lines), found
 
 
 def mixture_draws(
@@ -144,7 +140,6 @@ def mixture_draws(
     runs: PilotRuns,
     seed: np.ndarray,
     num_results: int,
-    num_chains: int,
 ) -> PreparedKernel | None:
     """Returns `IndependentMetropolis` with a mixture, or None if its weights are poor.
 
@@ -155,7 +150,6 @@ def mixture_draws(
       runs: notes why the mixture was dropped.
       seed: two integers, of the fit.
       num_results: number of draws of each chain.
-      num_chains: number of chains.
 
     Raises:
       NotNearGaussian: wide draws find a part of the posterior where the mixture hardly comes.
@@ -164,7 +158,7 @@ def mixture_draws(
     assert first is not None
     log_prob_fn, mean, seconds = timed_log_prob(problem, found.center, runs)
     size = (1 + len(others)) * max(NUM_DRAWS, num_draws_for(runs.dim))
-    if seconds * (2 * size + num_results * num_chains) > _MOST_OF_MIXTURE:
+    if seconds * (2 * size + num_results * runs.num_chains) > _MOST_OF_MIXTURE:
         runs.dropped.append("A mixture of all modes was dropped, because it would take long.")
         return None
     rng = np.random.default_rng(seed.astype(np.uint32))
@@ -191,7 +185,6 @@ def mixture_draws(
     if (missed := place_beyond(problem, found.center, log_prob_fn, sample, rng)) is not None:
         place, far = missed
         raise NotNearGaussian(str(far), place=place)
-    choices = settings_of(problem, found.center, sample, runs, seconds, num_results, num_chains)
     assert isinstance(sample.proposal, MixtureProposal)
     shares = sample.proposal.shares(sample.draws, sample.weights)
     listed = ", ".join(f"{100 * share:.3g} %" for share in shares)
@@ -201,7 +194,7 @@ def mixture_draws(
         "A mixture with a normal distribution with heavy tails for each mode was fitted to the "
         f"posterior {how}. Weighed by the exact posterior, its draws have {figures}.",
     )
-    return with_proposal(problem, choices, lines, sample, runs.num_starts)
+    return propose(problem, found.center, sample, runs, seconds, num_results, lines)
 
 
 def timed_log_prob(
@@ -222,16 +215,16 @@ def figures_of(sample: WeightedSample) -> str:
     )
 
 
-def settings_of(
+def propose(
     problem: MinibatchLogProb,
     like: State,
     sample: WeightedSample,
     runs: PilotRuns,
     seconds: float,
     num_results: int,
-    num_chains: int,
-) -> Choices:
-    """Returns settings of `IndependentMetropolis` with the proposal of weighted draws.
+    lines: tuple[str, ...],
+) -> PreparedKernel:
+    """Returns `IndependentMetropolis` with the proposal of weighted draws.
 
     Args:
       problem: the target.
@@ -240,10 +233,11 @@ def settings_of(
       runs: gets the milliseconds of a step.
       seconds: what a log posterior takes.
       num_results: number of draws of each chain.
-      num_chains: number of chains.
+      lines: what was done and why.
     """
     steps = sample.autocorrelation_times.max()  # for a draw
     stride, burn_in = int(np.ceil(_WORTH * steps)), int(np.ceil(_BURN_IN * steps))
+    num_chains = runs.num_chains
     runs.milliseconds["IndependentMetropolis"] = 1e3 * seconds * num_chains
     proposal, arguments = sample.proposal, dict[str, Any]()
     if isinstance(proposal, Proposal):
@@ -257,7 +251,7 @@ def settings_of(
         hessian = np.stack([-precision_of(q.factor) for q in proposal.components])
     num_steps = burn_in + num_results * stride
     arguments["block_size"] = proposals_at_once(problem, num_chains, num_steps)
-    return Choices(
+    choices = Choices(
         sampler="IndependentMetropolis",
         arguments=arguments,
         batch_size=None,
@@ -269,6 +263,7 @@ def settings_of(
         num_steps_between_results=stride - 1,
         milliseconds=runs.milliseconds,
     )
+    return with_proposal(problem, choices, lines, sample, runs.num_starts)
 
 
 def proposals_at_once(problem: MinibatchLogProb, num_chains: int, num_steps: int) -> int:

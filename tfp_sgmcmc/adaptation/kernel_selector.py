@@ -28,14 +28,18 @@ from tfp_sgmcmc.adaptation.mode_search import (
     far_starts,
     find_other_mode,
     has_dip,
-    value_and_gradient_of_z,
 )
 from tfp_sgmcmc.adaptation.noncentering import repeats_prior
 from tfp_sgmcmc.adaptation.out_of_reach import Place, other_mode
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, prior_widths
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
-from tfp_sgmcmc.diagnostics.vector_functions import num_padded
+from tfp_sgmcmc.diagnostics.vector_functions import (
+    LogProbs,
+    ValuesAndGradients,
+    num_padded,
+    value_and_gradient_of_z,
+)
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.targets import MinibatchLogProb
@@ -83,7 +87,6 @@ class KernelSelector:
         self._problem, self._state, self._exact_log_prob_fn = problem, state, exact_log_prob_fn
         flat = flatten_events(state, 0)
         pilot_seed, self._noise_seed, self._mode_seed = random.split(seed, 3)
-        self._num_chains = num_chains
         self._runs = PilotRuns(num_chains, flat.shape[0], flat.dtype, pilot_seed, jit_compile)
         self._found: Coordinates | None = None
         self._of_gradient = 0.0  # seconds, at one state
@@ -118,7 +121,7 @@ class KernelSelector:
         if found.factor is None:
             return self.with_all_examples(num_results)
         seed = random.fold_in(self._mode_seed, 1).numpy()
-        options = self._runs, seed, num_results, self._num_chains
+        options = self._runs, seed, num_results
         if self._others:
             mixture = mixture_draws(self._problem, found, self._others, *options)
             if mixture is not None:
@@ -130,7 +133,7 @@ class KernelSelector:
             independent, found = independent_draws(self._problem, found, *options, *beyond)
         except NotNearGaussian as reason:
             # Wide draws may find a narrow mode that no climb from dispersed starts came to.
-            others = self._modes_from(reason.place, found, found.factor)
+            others = self._modes_from(reason.place, found)
             mixture = mixture_draws(self._problem, found, others, *options) if others else None
             if mixture is None:
                 raise
@@ -174,7 +177,7 @@ class KernelSelector:
             found = self._found = whiten_at_mode(self._problem, state)
             if found.factor is None:  # too many parameters to search from the prior's widths
                 break
-            search = self._search(found, found.factor)
+            search = self._search(found)
             other = self._other_mode(search)
             if other is None:
                 break
@@ -188,14 +191,12 @@ class KernelSelector:
             state = unflatten_events((flat + offset).astype(flat.dtype), found.center, 0)
         return found
 
-    def _modes_from(
-        self, place: Place | None, found: Coordinates, factor: np.ndarray
-    ) -> list[OtherMode]:
+    def _modes_from(self, place: Place | None, found: Coordinates) -> list[OtherMode]:
         """Returns all other modes, with those that climbs from a place reach."""
         if place is None or place.state is None:
             return []
         offset = place.state - flatten_events(found.center, 0).numpy()
-        return self._every_other_mode(self._search(found, factor, [offset]))
+        return self._every_other_mode(self._search(found, [offset]))
 
     def _other_mode(self, search: Search) -> OtherMode | None:
         """Returns another mode, searched for in several rounds of climbs where they are quick."""
@@ -217,11 +218,10 @@ class KernelSelector:
             return []
         return every_other_mode(search) or []
 
-    def _search(
-        self, found: Coordinates, factor: np.ndarray, offsets: Sequence[np.ndarray] = ()
-    ) -> Search:
+    def _search(self, found: Coordinates, offsets: Sequence[np.ndarray] = ()) -> Search:
         """Returns the search for other modes, which also begins at `offsets` from the center."""
-        like, runs = found.center, self._runs
+        like, factor, runs = found.center, found.factor, self._runs
+        assert factor is not None
         inverse = inverse_of_factor(factor)
         first = flatten_events(self._state, 0).numpy() - flatten_events(like, 0).numpy()
         widths = prior_widths(self._problem, like, np.sqrt((factor**2).sum(axis=-1)))
@@ -251,7 +251,7 @@ class KernelSelector:
         exact_fn, dismissed = self._exact_fn(), list[np.ndarray]()
 
         def refine(other: OtherMode) -> OtherMode | None:
-            mode = self._with_mass(found, factor, at, other)
+            mode = self._with_mass(found, at, other)
             if mode is None or any(np.linalg.norm(mode.z - z) < _SAME for z in dismissed):
                 return None
             line = np.linspace(0, 1, NUM_STARTS + 1)[:, np.newaxis] * (factor @ mode.z)
@@ -264,7 +264,7 @@ class KernelSelector:
         at = self._timed(value_and_gradient_of_z(self._problem, *options))
         return Search(at, ends, refine, exchange)
 
-    def _exact_fn(self) -> Callable[[np.ndarray], np.ndarray] | None:
+    def _exact_fn(self) -> LogProbs | None:
         """Returns the log posterior of all rows, a function of flat states, if it needs a pass.
 
         Far from its center a pool of rows may have modes that the posterior has not.
@@ -279,9 +279,7 @@ class KernelSelector:
 
         return of_flat
 
-    def _timed(
-        self, at: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-    ) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    def _timed(self, at: ValuesAndGradients) -> ValuesAndGradients:
         """Returns the function, whose calls tell the time of the gradient at one state."""
 
         def call(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -294,11 +292,7 @@ class KernelSelector:
         return call
 
     def _with_mass(
-        self,
-        found: Coordinates,
-        factor: np.ndarray,
-        at: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
-        other: OtherMode,
+        self, found: Coordinates, at: ValuesAndGradients, other: OtherMode
     ) -> OtherMode | None:
         """Returns another mode as Newton's method finds it, or None if it hardly has any mass.
 
@@ -307,7 +301,8 @@ class KernelSelector:
         adds less than 5 % to the variance along the line between them, or if the ascent ends at the
         first, draws lose nothing without it. If it ends at no mode, the mode stays as it is.
         """
-        flat = flatten_events(found.center, 0).numpy()
+        factor, flat = found.factor, flatten_events(found.center, 0).numpy()
+        assert factor is not None
         products = hessian_products(self._problem, found.center)
 
         def derivatives(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -8,9 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
-from tfp_sgmcmc.internal.nest import State, flatten_events
-from tfp_sgmcmc.targets import MinibatchLogProb
+from tfp_sgmcmc.diagnostics.vector_functions import ValuesAndGradients
 
 FAR = 4.0  # distance, in deviations of Laplace's approximation, from which a mode is another one
 _DIP = 0.5  # nats below the lower of two modes, on the line between them
@@ -60,25 +58,6 @@ class Climbs(NamedTuple):
     is_mode: np.ndarray
 
 
-def value_and_gradient_of_z(
-    problem: MinibatchLogProb, center: State, factor: np.ndarray, jit_compile: bool
-) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Returns the function of z, `[K, D]`, that gives log posteriors and gradients.
-
-    The state is center + L z with the factor L. The compiled function is that of the state, so it
-    serves every center.
-    """
-    flat = flatten_events(center, 0).numpy()
-    evaluate = value_and_gradient_of_vectors(problem, center, jit_compile, in_blocks=False)
-
-    def of_z(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        value, gradient = evaluate(flat + z @ factor.T)
-        with np.errstate(all="ignore"):  # climbs turn back where derivatives are not finite
-            return value, gradient @ factor
-
-    return of_z
-
-
 def far_starts(
     dim: int, first: np.ndarray, widths: np.ndarray, seed: Any, number: int = 0
 ) -> np.ndarray:
@@ -110,9 +89,7 @@ def far_starts(
     return starts
 
 
-def find_other_mode(
-    value_and_gradient_fn: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], ends: Climbs
-) -> OtherMode | None:
+def find_other_mode(value_and_gradient_fn: ValuesAndGradients, ends: Climbs) -> OtherMode | None:
     """Returns the highest other mode where climbs ended, or None.
 
     The function returns the log posterior of z and its gradient at `[K + 1, D]`. Where the log
@@ -136,9 +113,7 @@ def has_dip(log_probs: np.ndarray) -> bool:
     return not log_probs.min() > min(log_probs[0], log_probs[-1]) - _DIP
 
 
-def climb(
-    value_and_gradient_fn: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], starts: np.ndarray
-) -> Climbs:
+def climb(value_and_gradient_fn: ValuesAndGradients, starts: np.ndarray) -> Climbs:
     """Climbs from `starts`, `[K, D]`, and from the center, which is a mode.
 
     The posterior of z is near N(0, I) at the center. The steps are those of Barzilai and Borwein,
@@ -186,7 +161,7 @@ class Search(NamedTuple):
       exchange: z, `[K, D]`, generator -> z where entries of state parts changed places.
     """
 
-    value_and_gradient_fn: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+    value_and_gradient_fn: ValuesAndGradients
     ends_fn: Callable[[int], Climbs]
     refine: Callable[[OtherMode], OtherMode | None]
     exchange: Callable[[np.ndarray, np.random.Generator], np.ndarray]

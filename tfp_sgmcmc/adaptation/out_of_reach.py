@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.diagnostics.vector_functions import LogProbs
 from tfp_sgmcmc.diagnostics.weighted_sample import Proposal, WeightedSample
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.sampling.result import Flag
@@ -47,7 +48,7 @@ class Place:
 
     cause: str
     missed: tuple[str, str]
-    is_there: Callable[[np.ndarray], np.ndarray]
+    is_there: LogProbs
     least_time: float
     least_visits: float
     bijector: Any
@@ -143,7 +144,7 @@ class FarMass(NamedTuple):
 
 
 def far_mass(
-    log_prob_fn: Callable[[np.ndarray], np.ndarray],
+    log_prob_fn: LogProbs,
     sample: WeightedSample,
     rng: np.random.Generator,
     num_wide: int = NUM_WIDE,
@@ -235,10 +236,10 @@ def _wide_log_probs(z: np.ndarray, along: np.ndarray) -> tuple[np.ndarray, np.nd
 def place_beyond(
     problem: MinibatchLogProb,
     center: State,
-    log_prob_fn: Callable[[np.ndarray], np.ndarray],
+    log_prob_fn: LogProbs,
     sample: WeightedSample,
     rng: np.random.Generator,
-    exact_fn: Callable[[np.ndarray], np.ndarray] | None = None,
+    exact_fn: LogProbs | None = None,
 ) -> tuple[Place, FarMass] | None:
     """Returns the place that a proposal does not reach and what is there, or None if that is small.
 

@@ -17,8 +17,8 @@ from tfp_sgmcmc.diagnostics.convergence import (
     rank_normalized_rhat,
     rhat_limit,
 )
-from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
-from tfp_sgmcmc.internal.nest import State, flatten_events
+from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_z
+from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.sampling.loop import Loop, Position, start_of
 from tfp_sgmcmc.targets import Target
@@ -165,14 +165,11 @@ def whitened_gradients(
       factor: L in theta = center + L z, or its diagonal.
       jit_compile: whether XLA compiles it.
     """
-    of_vectors = value_and_gradient_of_vectors(problem, center, jit_compile, False)
-    flat, is_dense = flatten_events(center, 0).numpy().astype(np.float64), factor.ndim == 2
+    at = value_and_gradient_of_z(problem, center, factor, jit_compile)
 
     def gradients(z: np.ndarray, seed: tf.Tensor) -> np.ndarray:
         del seed  # nothing is drawn
-        rows = z.reshape(-1, z.shape[-1]).astype(np.float64)
-        gradient = of_vectors(flat + (rows @ factor.T if is_dense else rows * factor))[1]
-        return (gradient @ factor if is_dense else gradient * factor).reshape(z.shape)
+        return at(z.reshape(-1, z.shape[-1]).astype(np.float64))[1].reshape(z.shape)
 
     return gradients
 

@@ -79,6 +79,11 @@ class Choices:
             return tf.nest.map_structure(lambda x: tf.constant(x[modes]), self.center)
         return tf.nest.map_structure(lambda x: tf.repeat(x[np.newaxis], count, 0), self.center)
 
+    @property
+    def trace_fn(self) -> Callable[[Any, Any], Any] | None:
+        """What is kept of each draw's kernel results; None for nothing."""
+        return trace_divergences if self.sampler == "NoUTurnSampler" else None
+
     def __repr__(self) -> str:
         lines = [f"  {name}: {value}" for name, value in self._settings()]
         return "\n".join(["Choices:", *lines, "By hand:", *(f"  {x}" for x in self.program())])
@@ -177,7 +182,6 @@ class PreparedKernel:
       most_results: the number of draws that there is time for; None for any number.
       certify: compares draws of the parameters, `[draws, chains, event...]`, with weighted draws;
         None where that would take long.
-      trace_fn: what is kept of each draw's kernel results; None for nothing.
       remedy: what to do if chains disagree; None if the cause is not known.
       loop: compiled steps of the kernel, if a pilot made them.
     """
@@ -191,7 +195,6 @@ class PreparedKernel:
     noise: RemainderCovariance | None = None
     most_results: int | None = None
     certify: Callable[[Any], Certificate] | None = None
-    trace_fn: Callable[[Any, Any], Any] | None = None
     remedy: str | None = None
     loop: Loop | None = None
 

@@ -15,7 +15,7 @@ from tfp_sgmcmc.adaptation.independent_draws import with_proposal
 from tfp_sgmcmc.adaptation.langevin import NUM_STATES
 from tfp_sgmcmc.adaptation.noncentering import noncentered
 from tfp_sgmcmc.adaptation.pilot import Gradients
-from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel, trace_divergences
+from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.kernels import NOGIN, UnderdampedLangevin
 from tfp_sgmcmc.sampling.result import Flag
@@ -158,5 +158,4 @@ def rebuild(
     else:
         kernel = getattr(tfp.mcmc, choices.sampler)(target, **choices.arguments)
     gradients = Gradients(estimates, jit_compile)
-    trace_fn = trace_divergences if choices.sampler == "NoUTurnSampler" else None
-    return PreparedKernel(kernel, bijector, gradients, choices, (), noise=noise, trace_fn=trace_fn)
+    return PreparedKernel(kernel, bijector, gradients, choices, (), noise=noise)

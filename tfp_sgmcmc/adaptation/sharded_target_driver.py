@@ -18,7 +18,7 @@ import tree
 from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation.draw_checks import DrawCheck, check_draws, flags_of_convergence
 from tfp_sgmcmc.adaptation.pilot import Convergence
-from tfp_sgmcmc.adaptation.settings import Choices, settled, trace_divergences
+from tfp_sgmcmc.adaptation.settings import Choices, settled
 from tfp_sgmcmc.adaptation.settings_file import rebuild
 from tfp_sgmcmc.adaptation.target_arguments import check_target
 from tfp_sgmcmc.adaptation.target_driver import TargetSettings, tell, tell_and_warn
@@ -109,7 +109,7 @@ def sample_target_in_shards(
         executor=executor,
         num_burnin_steps=choices.num_burnin_steps,
         num_steps_between_results=choices.num_steps_between_results,
-        trace_fn=trace_divergences if choices.sampler == "NoUTurnSampler" else None,
+        trace_fn=choices.trace_fn,
         seed=seed,
         directory=None if place is None else dataclasses.replace(place, resume="auto"),
         progress_bar=progress_bar,

@@ -255,17 +255,18 @@ def finite_start(target: MinibatchLogProb, state: State) -> tuple[State, tuple[F
         return tf.nest.map_structure(draw, state)
 
     def moved() -> Iterator[tuple[State, str]]:
-        for share in (1.0, 0.5, 0.25, 0.0):
+        for share in (0.5, 0.25, 0.0):
             scaled = tf.nest.map_structure(lambda x, share=share: share * x, state)
             yield scaled, f"{share:g} times initial_state"
         for radius in _RADII:
             for _ in range(_NUM_STARTS):
                 yield uniform(radius), f"a state drawn from ({-radius:g}, {radius:g})"
 
-    tried = enumerate(moved())
-    good = (x for x in tried if _is_finite(target, x[1][0], raises=x[0] == 0))
-    number, (start, name) = next(good, (0, (state, "")))
-    if number == 0:
+    if _is_finite(target, state, raises=True):
+        return state, ()
+    good = ((start, name) for start, name in moved() if _is_finite(target, start, raises=False))
+    start, name = next(good, (state, None))
+    if name is None:
         return state, ()
     dtype = tf.nest.flatten(state)[0].dtype.name
     cause = (

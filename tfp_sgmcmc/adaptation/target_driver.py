@@ -77,7 +77,8 @@ class TargetSettings:
         self.problem = target_arguments.as_problem(target, bijector)
         state = target_arguments.single_state(self.problem, initial_state)
         self.state, self._notes = target_arguments.finite_start(self.problem, state)
-        self._sizes, self.places = (num_results, num_chains), list[Place]()
+        self._num_results, self._num_chains = num_results, num_chains
+        self.places = list[Place]()
         before = None if folder is None else saved_jit_compile(folder)
         self.jit_compile, self._lines = target_arguments.choose_jit_compile(
             self.problem, state, jit_compile, before
@@ -87,7 +88,9 @@ class TargetSettings:
         """Returns the settings that an earlier process chose for the directory, or None."""
         if self._folder is None:
             return None
-        return load(self._folder, self.problem, self.state, seed, self._sizes[1], self.jit_compile)
+        return load(
+            self._folder, self.problem, self.state, seed, self._num_chains, self.jit_compile
+        )
 
     def save(self, prepared: PreparedKernel, seed: tf.Tensor) -> None:
         """Writes the settings into the directory, if there is one."""
@@ -111,10 +114,10 @@ class TargetSettings:
         return dataclasses.replace(prepared, lines=lines, flags=flags)
 
     def _select(self, problem: MinibatchLogProb, at: State, seed: tf.Tensor) -> PreparedKernel:
-        options = self._sizes[1], seed, self.jit_compile, self._exact_log_prob_fn
+        options = self._num_chains, seed, self.jit_compile, self._exact_log_prob_fn
         self._selector = KernelSelector(problem, at, *options)
         try:
-            return self._selector(self._sizes[0])
+            return self._selector(self._num_results)
         finally:
             self.places += self._selector.places
 
@@ -122,7 +125,7 @@ class TargetSettings:
         self, reason: NotNearGaussian, seed: tf.Tensor, again: bool = False
     ) -> PreparedKernel:
         """Returns a kernel for a posterior that no mode describes, with flags of all places."""
-        options = *self._sizes, seed, self.jit_compile
+        options = self._num_results, self._num_chains, seed, self.jit_compile
 
         def select(other: MinibatchLogProb, at: State) -> PreparedKernel:
             if other is self.problem:  # then places are near a mode that is far lower
@@ -168,7 +171,7 @@ class TargetSettings:
             before = (flag for flag in prepared.flags if flag not in better.flags)
             return dataclasses.replace(better, flags=(*before, *better.flags))
         selector, seconds = self._selector, result.timings.seconds
-        better = next_attempt(prepared, selector, self._sizes[0], found, seconds)
+        better = next_attempt(prepared, selector, self._num_results, found, seconds)
         # Other draws are made from the end of the dropped ones.
         if better is not None and better.gradients is not None:
             ends = whitened(result.final_state, prepared.bijector)
@@ -215,11 +218,11 @@ def sample_target(
         choices, loop = prepared.choices, prepared.loop if run is None else None
         result = run_kernel(
             prepared.kernel,
-            prepared.choices.first_state,
+            choices.first_state,
             prepared.plan(num_results),
             seed=random.as_seed(choices.seed),
             num_chains=None,
-            trace_fn=prepared.trace_fn,
+            trace_fn=choices.trace_fn,
             jit_compile=settings.jit_compile,
             progress_bar=progress_bar,
             run=run,

@@ -340,19 +340,16 @@ def tune(
 
 def _combinations(candidates: Any) -> list[Candidate]:
     found: list[Candidate]
-    is_sequence = isinstance(candidates, Sequence) and not isinstance(candidates, str)
-    if not isinstance(candidates, Mapping) and not (
-        is_sequence and all(isinstance(c, Mapping) for c in candidates)
-    ):
+    if isinstance(candidates, Mapping):
+        values = [_listed(name, v) for name, v in candidates.items()]
+        found = [dict(zip(candidates, v, strict=True)) for v in itertools.product(*values)]
+    elif isinstance(candidates, Sequence) and all(isinstance(c, Mapping) for c in candidates):
+        found = [dict(c) for c in candidates]
+    else:
         raise TypeError(
             "candidates must be a mapping from names to sequences of values, or a sequence of "
             f"mappings from names to values. Received: {candidates!r}."
         )
-    if isinstance(candidates, Mapping):
-        values = [_listed(name, v) for name, v in candidates.items()]
-        found = [dict(zip(candidates, v, strict=True)) for v in itertools.product(*values)]
-    else:
-        found = [dict(c) for c in candidates]
     for name in (name for c in found for name in c if not isinstance(name, str)):
         raise TypeError(f"candidates must have strings as names. Received: {name!r}.")
     if not found or not all(found):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
+from tfp_sgmcmc.diagnostics.vector_functions import (
+    ValuesAndGradients,
+    value_and_gradient_of_vectors,
+)
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.data import evenly_spread
@@ -20,8 +22,6 @@ _STEP = 0.05  # of finite differences, in scales
 _MOST_AXES, _NUM_SIGNS = 1024, 4  # entries that move one by one, or moves of all at once
 _FAR_HIGHER = 10.0  # nats
 _MOST_ENTRIES = 50_000_000  # rows of data times states that are evaluated for curvatures
-
-Function = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 class TypicalStarts(NamedTuple):
@@ -122,7 +122,7 @@ def far_above(
     return (unflatten_events(states[best], center, 0), gain) if gain > _FAR_HIGHER else None
 
 
-def _variances(at: Function, places: np.ndarray, scale: np.ndarray) -> np.ndarray:
+def _variances(at: ValuesAndGradients, places: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """Returns one over the sizes of the curvatures along all entries, at places `[K, D]`.
 
     Beyond 1024 entries all move together, with random signs, and each entry's mean fall counts.
@@ -145,7 +145,7 @@ def _variances(at: Function, places: np.ndarray, scale: np.ndarray) -> np.ndarra
     return 1 / np.maximum(curvature, 1e-4 / scale**2)
 
 
-def _on_the_way(at: Function, begin: np.ndarray, scale: np.ndarray) -> np.ndarray:
+def _on_the_way(at: ValuesAndGradients, begin: np.ndarray, scale: np.ndarray) -> np.ndarray:
     """Returns places of ascents, `[looks, starts, D]`, with steps of Barzilai and Borwein."""
     z, places = begin / scale, []
     value, gradient = at(begin)

@@ -117,9 +117,6 @@ class Zero(Diag):
         skipped = tf.zeros(tf.shape(tf.nest.flatten(state)[0])[:chain_ndims], tf.int32)
         return CovarianceState([], [], tf.zeros([], tf.int32), skipped)
 
-    def num_bytes(self, state: State, chain_ndims: int, num_scores: int | None) -> int:
-        return 0
-
     def evaluate(
         self,
         own: CovarianceState,

@@ -21,24 +21,6 @@ def real_array(name: str, value: Any) -> np.ndarray:
     return found.astype(np.float64, copy=False)
 
 
-def floating_parts(name: str, nest: State) -> State:
-    """Returns a nest of tensors; raises TypeError for a part that is not floating numbers."""
-
-    def convert(x: Any) -> tf.Tensor:
-        try:
-            x = tf.convert_to_tensor(x)
-            is_floating = x.dtype.is_floating
-        except (TypeError, ValueError):
-            is_floating = False
-        if not is_floating:
-            raise TypeError(f"{name} must have parts of floating numbers. Received: {x!r:.100}.")
-        return x
-
-    if not tf.nest.flatten(nest):
-        raise ValueError(f"{name} must have at least one part. Received: {nest!r:.100}.")
-    return tf.nest.map_structure(convert, nest)
-
-
 def refuse_trace(result: Any) -> None:
     """Raises TypeError if `result` is what `tfp.mcmc.sample_chain` returns."""
     if hasattr(result, "all_states"):

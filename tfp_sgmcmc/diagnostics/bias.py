@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from tfp_sgmcmc.diagnostics.gradient_tests import (
     run_gradient_tests,
 )
 from tfp_sgmcmc.diagnostics.stein import gradients_at
-from tfp_sgmcmc.targets.base import as_target
+from tfp_sgmcmc.targets.base import Target
 from tfp_sgmcmc.targets.data import evenly_spread
 
 # Smaller deviations are not mentioned, and larger ones are problems.
@@ -23,6 +24,9 @@ NOTED_SHIFT, WRONG_SHIFT = 0.1, 0.25  # standard deviations
 
 _WIDE = "the step is too large, the gradients are too noisy, or burn-in was too short"
 _NARROW = "the chain has not spread yet, or it sampled another target than the one given here"
+
+
+Finding = tuple[int, str]  # 2 for a problem and 1 for a note, and a sentence
 
 
 class EntryTests(NamedTuple):
@@ -54,36 +58,17 @@ class Bias(NamedTuple):
       tested: the entries that were tested; None if gradients are not finite.
     """
 
-    problems: list[str]
-    notes: list[str]
-    temperature: tuple[float, float]
+    problems: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    temperature: tuple[float, float] = (math.nan, math.nan)
     is_hot: bool = False
     tested: EntryTests | None = None
 
 
-class Entries(NamedTuple):
-    """The names and indices of the entries that are tested.
-
-    Attributes:
-      names: variable of each entry.
-      indices: index of each entry within its variable.
-      sizes: number of tested entries of each variable, by name.
-    """
-
-    names: list[str]
-    indices: list[tuple[int, ...]]
-    sizes: dict[str, int]
-
-    def label(self, i: int) -> str:
-        index = ", ".join(str(k) for k in self.indices[i])
-        return f"{self.names[i]}[{index}]" if index else self.names[i]
-
-
 def draws_and_gradients(
-    states: Any, target_log_prob_fn: Any, num_gradients: int, seed: Any
+    states: Any, target: Target, num_gradients: int, seed: Any
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Returns draws and gradients of each part, `[draws, chains, event...]`, at some results."""
-    target = as_target(target_log_prob_fn, full_data_expected=True)
     num_draws = len(tf.nest.flatten(states)[0])
     picked = evenly_spread(num_draws, num_gradients)
     states = tf.nest.map_structure(lambda x: tf.convert_to_tensor(np.asarray(x)[picked]), states)
@@ -100,30 +85,32 @@ def draws_and_gradients(
 def find_bias(
     x: np.ndarray,
     g: np.ndarray,
-    entries: Entries,
+    variables: Sequence[str],
+    labels: Sequence[str],
     temperature: float,
     time: float,
     dependence: float = 1.0,
 ) -> Bias:
-    """Tests draws and gradients `[draws, chains, D]`; see `gradient_tests`."""
+    """Tests draws and gradients `[draws, chains, D]`; see `gradient_tests`.
+
+    `variables` are the names of the variables of the D entries, and `labels` names of the entries,
+    such as "w[3]".
+    """
     broken = ~np.isfinite(g).all(axis=-1)
     if broken.any():
-        return Bias(
-            [
-                f"The gradient of the log posterior is NaN or infinite at {broken.sum()} of the "
-                f"{broken.size} draws where it was taken."
-            ],
-            [],
-            (math.nan, math.nan),
+        line = (
+            f"The gradient of the log posterior is NaN or infinite at {broken.sum()} of the "
+            f"{broken.size} draws where it was taken."
         )
+        return Bias([line])
     outcome = run_gradient_tests(x, g / temperature, time, dependence)
     value, error = (temperature * t for t in outcome.temperature)
-    problems, notes = list[str](), list[str]()
-    is_wide, is_narrow = _whole(outcome, value, error, temperature, problems, notes)
-    flagged = _entries(outcome.entries, entries, problems, notes, is_wide or is_narrow)
-    flagged |= {int(_width_level(outcome.mean)[0])}
-    _chains(outcome, problems)
-    _directions(outcome, entries, problems, notes, flagged)
+    found = _whole(outcome.mean, f"{value:.3g} +- {error:.2g}, not {temperature:g}")
+    width = float(outcome.mean.log_width[0])
+    is_wide, is_narrow = bool(found) and width > 0, bool(found) and width < 0
+    found += _entries(outcome.entries, np.array(variables), labels, is_general=bool(found))
+    directions = _directions(outcome, labels, {level for level, _ in found})
+    found += _chains(outcome.by_chain) + directions
     if outcome.far is not None:
         result, chain, entry = outcome.far
         share = result / max(1, len(x) - 1)
@@ -132,132 +119,104 @@ def find_bias(
             if share < 0.1
             else f"{100 * share:.0f} % into the run"
         )
-        problems.append(
-            f"{entries.label(entry)} of chain {chain} lies so far out that the target has almost "
+        line = (
+            f"{labels[entry]} of chain {chain} lies so far out that the target has almost "
             f"no mass there, {where}."
         )
+        found.append((2, line))
+    problems, notes = ([text for of, text in found if of == level] for level in (2, 1))
     d = outcome.entries
     hot = bool(np.any((d.log_width_surely > 0) & d.is_width_wrong)) or is_wide
     if problems and hot:
         problems.append(f"Where draws are too wide, {_WIDE}.")
     if problems and (is_narrow or np.any((d.log_width_surely < 0) & d.is_width_wrong)):
         problems.append(f"Where draws are too narrow, {_NARROW}.")
-    tested = EntryTests(
-        tuple(entries.label(i) for i in range(len(entries.names))),
-        d.log_width,
-        d.shift,
-        d.is_width_wrong,
-        d.is_shift_wrong,
-    )
+    tested = EntryTests(tuple(labels), d.log_width, d.shift, d.is_width_wrong, d.is_shift_wrong)
     return Bias(problems, [] if problems else notes, (value, error), hot, tested)
 
 
-def _whole(
-    outcome: GradientTestResults,
-    value: float,
-    error: float,
-    temperature: float,
-    problems: list[str],
-    notes: list[str],
-) -> tuple[bool, bool]:
-    """Reports the average width; returns whether draws are too wide, and whether too narrow."""
-    level = _width_level(outcome.mean)[0]
-    if not level:
-        return False, False
-    width = float(outcome.mean.log_width[0])
-    size, found = _by(width), f"temperature {value:.3g} +- {error:.2g}, not {temperature:g}"
+def _whole(mean: Deviations, temperature: str) -> list[Finding]:
+    """Returns what the average width says against the draws."""
+    level, size = int(_width_level(mean)[0]), _by(float(mean.log_width[0]))
     if level == 2:
-        problems.append(f"The draws are {size} on average ({found}).")
-    else:
-        notes.append(
-            f"The draws are biased, but near: {size} on average ({found}). A smaller step or less "
-            "gradient noise makes the bias smaller."
-        )
-    return width > 0, width < 0
+        return [(2, f"The draws are {size} on average (temperature {temperature}).")]
+    line = (
+        f"The draws are biased, but near: {size} on average (temperature {temperature}). A smaller "
+        "step or less gradient noise makes the bias smaller."
+    )
+    return [(1, line)] if level else []
 
 
 def _entries(
-    found: Deviations,
-    entries: Entries,
-    problems: list[str],
-    notes: list[str],
-    is_general: bool,
-) -> set[int]:
-    """Reports the worst entry of each variable; returns the levels that were reported."""
+    found: Deviations, variables: np.ndarray, labels: Sequence[str], is_general: bool
+) -> list[Finding]:
+    """Returns the worst entry of each variable, the three worst variables at most."""
     widths, shifts = _width_level(found), _shift_level(found)
-    names = np.array(entries.names)
-    reported = set()
+    reported = list[Finding]()
     # The largest of many small deviations looks larger than it is.
     of_width = np.where(widths == 1, found.log_width_surely, found.log_width)
     of_shift = np.where(shifts == 1, found.shift_surely, found.shift)
-    for levels, sizes, describe, least in (
-        (widths, np.abs(of_width), lambda i: _by(of_width[i]), is_general),
-        (shifts, np.abs(of_shift), lambda i: _off_by(of_shift[i]), False),
+    for levels, deviations, describe, least in (
+        (widths, of_width, _by, 2 if is_general else 1),  # a small average is reported
+        (shifts, of_shift, _off_by, 1),
     ):
         lines = []
-        for name, size in entries.sizes.items():
-            here = np.flatnonzero((names == name) & (levels > 0))
-            if not len(here):
+        for name in dict.fromkeys(variables):
+            is_of = variables == name
+            level = int(levels[is_of].max())
+            if level < least:
                 continue
-            level = int(levels[here].max())
-            here = here[levels[here] == level]
-            if level == 1 and least:  # the average is reported
-                continue
-            worst = here[np.argmax(sizes[here])]
-            lines.append(
-                (
-                    level,
-                    float(sizes[worst]),
-                    f"{name}: {len(here)} of {size} entries are off. The worst is "
-                    f"{entries.label(worst)}, {describe(worst)}.",
-                )
+            here = np.flatnonzero(is_of & (levels == level))
+            worst = here[np.argmax(np.abs(deviations[here]))]
+            line = (
+                f"{name}: {len(here)} of {is_of.sum()} entries are off. The worst is "
+                f"{labels[worst]}, {describe(deviations[worst])}."
             )
-        for level, into in ((2, problems), (1, notes)):
+            lines.append((level, float(np.abs(deviations[worst])), line))
+        for level in (2, 1):
             of_level = sorted((x for x in lines if x[0] == level), key=lambda x: -x[1])
-            into += [text for _, _, text in of_level[:3]]
+            reported += [(level, text) for _, _, text in of_level[:3]]
             if len(of_level) > 3:
-                into.append(f"The same holds for {len(of_level) - 3} more variables.")
-            if of_level:
-                reported.add(level)
+                line = f"The same holds for {len(of_level) - 3} more variables."
+                reported.append((level, line))
     return reported
 
 
-def _chains(outcome: GradientTestResults, problems: list[str]) -> None:
-    """Reports the chains that are too wide or too narrow, unless all are."""
-    levels = _width_level(outcome.by_chain)
+def _chains(by_chain: Deviations) -> list[Finding]:
+    """Returns the chains that are too wide or too narrow, unless all are."""
+    levels = _width_level(by_chain)
     bad = np.flatnonzero(levels == 2)
-    if 0 < len(bad) < len(levels):
-        worst = bad[np.argmax(np.abs(outcome.by_chain.log_width[bad]))]
-        chains = ", ".join(str(c) for c in bad[:5])
-        problems.append(
-            f"{len(bad)} of {len(levels)} chains are unlike the target ({chains}). The worst is "
-            f"{worst}, {_by(outcome.by_chain.log_width[worst])} on average."
-        )
+    if not 0 < len(bad) < len(levels):
+        return []
+    worst = bad[np.argmax(np.abs(by_chain.log_width[bad]))]
+    chains = ", ".join(str(c) for c in bad[:5])
+    line = (
+        f"{len(bad)} of {len(levels)} chains are unlike the target ({chains}). The worst is "
+        f"{worst}, {_by(by_chain.log_width[worst])} on average."
+    )
+    return [(2, line)]
 
 
 def _directions(
-    outcome: GradientTestResults,
-    entries: Entries,
-    problems: list[str],
-    notes: list[str],
-    reported: set[int],
-) -> None:
-    """Reports the worst combination of entries, unless single entries are as bad."""
-    found = outcome.of_directions
-    for levels, sizes, describe in (
-        (_width_level(found), np.abs(found.log_width), lambda i: _by(found.log_width[i])),
-        (_shift_level(found), np.abs(found.shift), lambda i: _off_by(found.shift[i])),
+    outcome: GradientTestResults, labels: Sequence[str], reported: set[int]
+) -> list[Finding]:
+    """Returns the worst combinations of entries, unless what is `reported` is as bad."""
+    of, found = outcome.of_directions, list[Finding]()
+    for levels, deviations, describe in (
+        (_width_level(of), of.log_width, _by),
+        (_shift_level(of), of.shift, _off_by),
     ):
         level = int(levels.max(initial=0))
-        if not level or any(x >= level for x in reported):
+        if not level or max(reported, default=0) >= level:
             continue
-        worst = int(np.argmax(np.where(levels == level, sizes, -1)))
+        worst = int(np.argmax(np.where(levels == level, np.abs(deviations), -1)))
         weights = np.abs(outcome.directions[worst].weights)
         leading = [i for i in np.argsort(-weights)[:3] if weights[i] > 0.3 * weights.max()]
-        labels = ", ".join(entries.label(int(i)) for i in leading)
-        line = f"A combination of entries, mostly {labels}, is off: {describe(worst)}."
-        (problems if level == 2 else notes).append(line)
-        reported.add(level)
+        mostly = ", ".join(labels[i] for i in leading)
+        line = f"A combination of entries, mostly {mostly}, is off: {describe(deviations[worst])}."
+        found.append((level, line))
+        reported = {*reported, level}
+    return found
 
 
 def _width_level(found: Deviations) -> np.ndarray:

@@ -14,21 +14,30 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.diagnostics.base import floating_parts, refuse_trace
+from tfp_sgmcmc.diagnostics.base import refuse_trace
 from tfp_sgmcmc.diagnostics.convergence import batch_means_standard_error, chain_dependence
+from tfp_sgmcmc.diagnostics.draw_summary import entry_names
 from tfp_sgmcmc.diagnostics.vector_functions import (
+    ValuesAndGradients,
     log_prob_of_vectors,
     value_and_gradient_of_vectors,
 )
 from tfp_sgmcmc.diagnostics.weighted_sample import (
+    FIRST_SHARE,
     Proposal,
     WeightedSample,
-    fit_weighted_sample,
+    fit_proposal,
     num_draws_for,
     weigh,
 )
 from tfp_sgmcmc.internal.checks import integer
-from tfp_sgmcmc.internal.nest import State, flatten_events, part_names, unflatten_events
+from tfp_sgmcmc.internal.nest import (
+    State,
+    convert_state,
+    flatten_events,
+    named_parts,
+    unflatten_events,
+)
 from tfp_sgmcmc.targets.base import Target, as_target
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 
@@ -72,7 +81,7 @@ def num_gradients(dim: int) -> int:
 
 
 def fit_kl_normal(
-    value_and_gradient_fn: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    value_and_gradient_fn: ValuesAndGradients,
     mean: np.ndarray,
     factor: np.ndarray,
     rng: np.random.Generator,
@@ -197,7 +206,6 @@ class Certificate:
             f"{verdict}",
             f"{'parameter':<20} {'mean':>12} {'sd':>12} {'offset (sd)':>18} {'sd ratio':>18}",
         ]
-        names = part_names(self.mean, "")
         columns = [
             np.concatenate([np.ravel(x) for x in tf.nest.flatten(nest)])
             for nest in (
@@ -206,9 +214,9 @@ class Certificate:
             )
         ]
         labels = [
-            f"{name or 'state'}{list(index) if index else ''}"
-            for name, x in zip(names, tf.nest.flatten(self.mean), strict=True)
-            for index in np.ndindex(np.shape(x))
+            label
+            for name, x in named_parts(self.mean, "")
+            for label in entry_names(name or "state", np.shape(x), range(np.size(x)))
         ]
         rows = list(zip(labels, *columns, strict=True))
         for label, mean, sd, offset, offset_error, ratio, ratio_error in rows[:_MOST_ROWS]:
@@ -336,7 +344,7 @@ def weighted_sample_of(
     log_prob_fn, dim = log_prob_of_vectors(target, like, jit_compile), len(mean)
     if dim <= MOST_FOR_MOMENTS:
         size = max(num_draws, num_draws_for(dim))
-        sample, rounds = fit_weighted_sample(log_prob_fn, mean, factor, size, rng)
+        sample, rounds = fit_proposal(log_prob_fn, Proposal(mean, factor, FIRST_SHARE), size, rng)
         return sample, f"in {_rounds(rounds)} of {size} draws", None
     gradient_fn = value_and_gradient_of_vectors(target, like, jit_compile)
     normal = fit_kl_normal(gradient_fn, mean, factor, rng)
@@ -348,7 +356,8 @@ def weighted_sample_of(
     is_small = target.num_examples * dim * size <= _MOST_ENTRIES
     if not is_good and is_small and sample.efficiency * size >= dim:  # fewer give no covariance
         # Of a skewed posterior, moments of draws give a wider normal, whose weights are better.
-        fitted, rounds = fit_weighted_sample(log_prob_fn, normal.mean, normal.factor, size, rng)
+        proposal = Proposal(normal.mean, normal.factor, FIRST_SHARE)
+        fitted, rounds = fit_proposal(log_prob_fn, proposal, size, rng)
         both = [(x.is_reliable, x.efficiency) for x in (sample, fitted)]
         if both[1] > both[0]:
             sample, how = fitted, f"{how} and {_rounds(rounds)} of {size} draws"
@@ -383,7 +392,7 @@ def compare(
       num_starts: number of starts from which other modes were searched.
     """
     weighted = constrain(unflatten_events(sample.draws, like, 0))
-    columns: list[list[np.ndarray]] = [[] for _ in range(8)]
+    rows = []
     for part, others in zip(tf.nest.flatten(parameters), tf.nest.flatten(weighted), strict=True):
         x = np.asarray(part, np.float64)
         values = np.asarray(others, np.float64)
@@ -399,19 +408,10 @@ def compare(
         offset_error = np.hypot(mean_error, alike * batch_means_standard_error(x)) / sd
         ratio = own_sd / sd
         ratio_error = ratio * np.hypot(sd_error / sd, own_sd_error / own_sd)
-        found = (
-            mean,
-            mean_error,
-            np.nan_to_num(sd),
-            sd_error,
-            (own - mean) / sd,
-            offset_error,
-            ratio,
-            ratio_error,
-        )
-        for column, value in zip(columns, found, strict=True):
-            column.append(value)
-    nests = (tf.nest.pack_sequence_as(parameters, column) for column in columns)
+        of_posterior = mean, mean_error, np.nan_to_num(sd), sd_error
+        rows.append((*of_posterior, (own - mean) / sd, offset_error, ratio, ratio_error))
+    columns = zip(*rows, strict=True)
+    nests = (tf.nest.pack_sequence_as(parameters, [*column]) for column in columns)
     size = len(sample.log_weights)
     return Certificate(sample.pareto_k, sample.efficiency, size, num_starts, *nests)
 
@@ -424,7 +424,7 @@ def _draws(result: Any, target: Target) -> tuple[State, Any]:
     else:
         refuse_trace(result)
         found, is_constrained = result, True
-    found = floating_parts("result", found)
+    found = convert_state(found, called="result")
     if not all(x.shape.rank for x in tf.nest.flatten(found)):
         raise ValueError(f"result must hold draws [draws, chains, event...]. Received: {result!r}.")
     constrain, unconstrain = _constrain(target), getattr(target, "unconstrain", None)

@@ -268,10 +268,8 @@ def swap_faults(results: Any, target: Any) -> list[str]:
 
     A variance \( s^2 \) that n examples estimate biases log S by about \( s^4 / 4 n \).
     """
-    variances, n = (
-        getattr(x, name, None)
-        for x, name in ((results, "log_swap_variance"), (wrapped_target(target), "batch_size"))
-    )
+    variances = getattr(results, "log_swap_variance", None)
+    n = getattr(wrapped_target(target), "batch_size", None)
     if variances is None or n is None:
         return []
     variances = np.asarray(variances, np.float64)

@@ -176,10 +176,7 @@ def summarize(
         quantiles = np.quantile(flat, LEVELS, axis=0)
     else:
         repeated = np.repeat(weights, chains)
-        quantiles = np.stack(
-            [np.quantile(v, LEVELS, weights=repeated, method="inverted_cdf") for v in flat.T],
-            axis=1,
-        )
+        quantiles = np.quantile(flat, LEVELS, axis=0, weights=repeated, method="inverted_cdf")
     unknown = np.full(size, np.nan)
     bulk = tail = rhat = mcse = unknown
     dependence = 1.0

@@ -10,10 +10,17 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores, OuterProducts
-from tfp_sgmcmc.diagnostics.base import PeriodicReducer, floating_parts, real_array
+from tfp_sgmcmc.diagnostics.base import PeriodicReducer, real_array
 from tfp_sgmcmc.diagnostics.stein import gradient_at
 from tfp_sgmcmc.internal.checks import function, integer, positive
-from tfp_sgmcmc.internal.nest import State, flatten_events, map_parts, num_entries, sum_events
+from tfp_sgmcmc.internal.nest import (
+    State,
+    convert_state,
+    flatten_events,
+    map_parts,
+    num_entries,
+    sum_events,
+)
 from tfp_sgmcmc.kernels import momentum as momentum_kernels
 from tfp_sgmcmc.kernels.base import check_positive, value_at
 from tfp_sgmcmc.preconditioners import Diagonal, FullMatrix, LocalMatrix, as_preconditioner
@@ -399,7 +406,7 @@ def kinetic_temperature(momentum: State, mass: Any = 1.0, *, chain_ndims: int = 
     References:
       B. Leimkuhler and C. Matthews. Molecular Dynamics. Springer, 2015.
     """
-    momentum = floating_parts("momentum", momentum)
+    momentum = convert_state(momentum, called="momentum")
     integer("chain_ndims", chain_ndims, 0)
     shapes = [tuple(x.shape) for x in tf.nest.flatten(momentum)]
     if any(len(shape) < chain_ndims for shape in shapes):

@@ -115,27 +115,20 @@ def run_gradient_tests(
     found = _directions(x, g, dependence == 1)
     num_tests = 2 * size + 1 + num_chains + 2 * len(found)
     mean, whole = clipped.mean(axis=-1, keepdims=True), widths.mean(axis=-1)
-    by_chain = mean[..., 0]
-    parts = []
+    chains = np.split(mean, num_chains, axis=1)
+    of_directions = []
     for d in found:
-        fewer = max(2, windows * len(d.width) // num_draws)
-        parts.append(_deviations(_clipped(d.width)[1], d.shift, fewer, num_tests, dependence))
+        fewer, width = max(2, windows * len(d.width) // num_draws), _clipped(d.width)[1]
+        of_directions.append(_deviations(width, d.shift, fewer, num_tests, dependence))
+    error = float(batch_means_standard_error(whole, windows)) * dependence**0.5
     return GradientTestResults(
         _deviations(clipped, shifts, windows, num_tests, dependence),
         _deviations(mean, None, windows, num_tests, dependence),
-        _stack(
-            [
-                _deviations(by_chain[:, [c], np.newaxis], None, windows, num_tests)
-                for c in range(num_chains)
-            ]
-        ),
+        _stack([_deviations(of_one, None, windows, num_tests) for of_one in chains]),
         found,
-        _stack(parts),
+        _stack(of_directions),
         far,
-        (
-            float(whole.mean()),
-            float(batch_means_standard_error(whole, windows)) * dependence**0.5,
-        ),
+        (float(whole.mean()), error),
     )
 
 

@@ -213,16 +213,7 @@ class Comparison:
             flags += [("doubt", f"{name}: {flag}") for flag in loo.flags]
         first = self.results[0]
         title = f"Models by leave-one-out, {len(first.rows):,} of {first.num_examples:,} rows"
-        columns = (
-            "",
-            "elpd",
-            "SE",
-            "difference",
-            "SE of it",
-            "subsampling SE",
-            "p_loo",
-            "bad k",
-        )
+        columns = ("", "elpd", "SE", "difference", "SE of it", "subsampling SE", "p_loo", "bad k")
         notes = ["A difference of less than 4, or of two standard errors, decides nothing."]
         return Table(title, columns, rows, notes, flags)
 
@@ -273,9 +264,8 @@ def compare(models: Mapping[str, Any]) -> Comparison:
     names = sorted(found, key=lambda name: -found[name].elpd)
     best = found[names[0]]
     for name in names:
-        if not np.array_equal(found[name].rows, best.rows) or len(found[name].surrogate) != len(
-            best.surrogate
-        ):
+        loo = found[name]
+        if loo.num_examples != best.num_examples or not np.array_equal(loo.rows, best.rows):
             raise ValueError(
                 "All models must be evaluated on the same rows: use the same data, num_rows and "
                 f"seed. Received: other rows for {name!r} than for {names[0]!r}."

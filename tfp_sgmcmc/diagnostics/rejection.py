@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfp_sgmcmc.diagnostics.base import PeriodicReducer, floating_parts
+from tfp_sgmcmc.diagnostics.base import PeriodicReducer
 from tfp_sgmcmc.internal.checks import function
-from tfp_sgmcmc.internal.nest import State, map_parts
+from tfp_sgmcmc.internal.nest import State, convert_state, map_parts
 from tfp_sgmcmc.kernels.base import value_at
 from tfp_sgmcmc.kernels.corrected_langevin import LangevinProposal
 from tfp_sgmcmc.preconditioners import LocalMatrix
@@ -80,7 +80,7 @@ def rejection_probability(
         residual = map_parts(lambda y, m, e: (y - m) / tf.sqrt(e), y, mean, epsilon)
         return -0.5 * (matrix.inverse_quadratic(residual) + matrix.log_det)
 
-    state, new_state = floating_parts("state", state), floating_parts("new_state", new_state)
+    state, new_state = convert_state(state), convert_state(new_state, called="new_state")
     shapes = [[tuple(x.shape) for x in tf.nest.flatten(s)] for s in (state, new_state)]
     if shapes[0] != shapes[1]:
         raise ValueError(

@@ -13,13 +13,13 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc.diagnostics import chain_checks
 from tfp_sgmcmc.diagnostics.base import refuse_trace
-from tfp_sgmcmc.diagnostics.bias import Bias, Entries, EntryTests, draws_and_gradients, find_bias
-from tfp_sgmcmc.diagnostics.draw_summary import plot_deviations
+from tfp_sgmcmc.diagnostics.bias import Bias, EntryTests, draws_and_gradients, find_bias
+from tfp_sgmcmc.diagnostics.draw_summary import entry_names, plot_deviations
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.internal.extras import import_figure
 from tfp_sgmcmc.internal.nest import dotted_names
 from tfp_sgmcmc.internal.tables import Table, as_html, histogram_picture, number
-from tfp_sgmcmc.targets.base import as_target
+from tfp_sgmcmc.targets.base import Target, as_target
 from tfp_sgmcmc.targets.data import evenly_spread
 
 _MOST_ENTRIES, _MOST_TESTED = 1000, 4000  # of a variable; of a run, against the gradients
@@ -251,7 +251,7 @@ def report(
     problems += of_chains[:_MOST_LINES]
     if len(of_chains) > _MOST_LINES:
         problems.append(f"There are {len(of_chains) - _MOST_LINES} more lines of this kind.")
-    bias = Bias([], [], (np.nan, np.nan))
+    bias = Bias()
     if target is not None:
         num_draws = len(next(iter(variables.values())))
         times = [r.time for r in rows if np.isfinite(r.time)]
@@ -277,7 +277,7 @@ def report(
 
 def _bias(
     states: Any,
-    target: Any,
+    target: Target,
     temperature: float,
     seed: Any,
     num_gradients: int,
@@ -289,21 +289,21 @@ def _bias(
     num_gradients = min(num_gradients, max(20, int(_MOST_NUMBERS / max(size, 1))))
     x, g = draws_and_gradients(states, target, num_gradients, seed)
     names, most = dotted_names(states, "state"), max(1, _MOST_TESTED // len(x))
-    labels, indices, sizes = list[str](), list[tuple[int, ...]](), dict[str, int]()
+    variables, labels = list[str](), list[str]()
     columns = list[tuple[np.ndarray, np.ndarray]]()
     for name, of_x, of_g in zip(names, x, g, strict=True):
         shape, (a, b) = of_x.shape[2:], (y.reshape(*y.shape[:2], -1) for y in (of_x, of_g))
         picked = evenly_spread(a.shape[-1], min(most, _MOST_ENTRIES))
         picked = picked[np.ptp(a[..., picked], axis=(0, 1)) > 0]
         columns.append((a[..., picked], b[..., picked]))
-        labels += [name] * len(picked)
-        indices += [tuple(int(k) for k in np.unravel_index(i, shape)) for i in picked]
-        sizes[name] = len(picked)
+        variables += [name] * len(picked)
+        labels += entry_names(name, shape, picked)
     if not labels:
-        return Bias([], [], (np.nan, np.nan))
+        return Bias()
     of_x, of_g = (np.concatenate(parts, axis=-1) for parts in zip(*columns, strict=True))
-    entries = Entries(labels, indices, sizes)
-    return find_bias(of_x, of_g, entries, temperature, max(1.0, time * len(of_x)), dependence)
+    return find_bias(
+        of_x, of_g, variables, labels, temperature, max(1.0, time * len(of_x)), dependence
+    )
 
 
 def _with_chains(states: Any, target: Any, is_of_run: bool) -> Any:

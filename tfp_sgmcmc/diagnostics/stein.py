@@ -9,9 +9,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.diagnostics.base import PeriodicReducer, floating_parts
+from tfp_sgmcmc.diagnostics.base import PeriodicReducer
 from tfp_sgmcmc.internal.checks import function, integer, number, one_of, optional, positive
-from tfp_sgmcmc.internal.nest import State, append_dims, call_with_state, flatten_events
+from tfp_sgmcmc.internal.nest import (
+    State,
+    append_dims,
+    call_with_state,
+    convert_state,
+    flatten_events,
+)
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import Target, as_target, kept_program, value_and_gradient
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
@@ -182,7 +188,7 @@ def gradients_at(target_log_prob_fn: Any, samples: State, seed: Any = None) -> S
       Gradients, in the structure and shapes of the samples.
     """
     target = as_target(target_log_prob_fn, full_data_expected=True)
-    samples = floating_parts("samples", samples)
+    samples = convert_state(samples, called="samples")
     lengths = {x.shape[0] if x.shape.rank else None for x in tf.nest.flatten(samples)}
     if len(lengths) > 1 or not all(lengths):
         raise ValueError(
@@ -236,7 +242,7 @@ def _numbers(name: str, value: Any, like: tf.Tensor) -> tf.Tensor:
 
 def _rows(name: str, nest: State, chain_ndims: int) -> tf.Tensor:
     """Returns parts `[n, chains..., event...]` as one array `[chains..., n, D]`."""
-    parts = tf.nest.flatten(floating_parts(name, nest))
+    parts = tf.nest.flatten(convert_state(nest, called=name))
     fits = all(x.shape.rank > chain_ndims for x in parts)
     if not fits or len({tuple(x.shape[: 1 + chain_ndims]) for x in parts}) > 1:
         raise ValueError(

@@ -13,10 +13,19 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.internal.nest import State, call_with_state, num_entries, unflatten_events
+from tfp_sgmcmc.internal.nest import (
+    State,
+    call_with_state,
+    flatten_events,
+    num_entries,
+    unflatten_events,
+)
 from tfp_sgmcmc.internal.xla import by_blocks, traced
 from tfp_sgmcmc.targets.base import Target, kept_program
 from tfp_sgmcmc.targets.data import evenly_spread
+
+LogProbs = Callable[[np.ndarray], np.ndarray]  # flat states, `[S, D]` -> `[S]`
+ValuesAndGradients = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]  # -> `[S]`, `[S, D]`
 
 _MOST_TERMS = 5_000_000  # N times the states that are evaluated at once
 _FEW = 64  # states of a small block; more blocks take less time than another trace
@@ -33,9 +42,7 @@ _HALVINGS = 60
 _MOST_FALL = 100.0  # of the log density on the way; a larger one is an overflow
 
 
-def log_prob_of_vectors(
-    target: Target, like: State, jit_compile: bool = True
-) -> Callable[[np.ndarray], np.ndarray]:
+def log_prob_of_vectors(target: Target, like: State, jit_compile: bool = True) -> LogProbs:
     """Returns the function of flat unconstrained states, `[S, D]`, that gives log posteriors.
 
     It evaluates blocks of one size, so it is traced once. XLA compiles it for a large target, if
@@ -54,7 +61,7 @@ def log_prob_of_vectors(
 
 def value_and_gradient_of_vectors(
     target: Target, like: State, jit_compile: bool = True, in_blocks: bool = True
-) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+) -> ValuesAndGradients:
     """Returns the function of flat unconstrained states, `[S, D]`, that gives `[S]` and `[S, D]`.
 
     These are log posteriors and their gradients. `in_blocks` evaluates blocks of one size;
@@ -84,6 +91,25 @@ def value_and_gradient_of_vectors(
     return value_and_gradient
 
 
+def value_and_gradient_of_z(
+    target: Target, center: State, factor: np.ndarray, jit_compile: bool
+) -> ValuesAndGradients:
+    """Returns the function of z, `[K, D]`, that gives log posteriors and gradients.
+
+    The state is center + L z with the `factor` L, `[D, D]`, or its diagonal. The compiled function
+    is that of the state, so it serves every center.
+    """
+    flat, is_dense = flatten_events(center, 0).numpy().astype(np.float64), factor.ndim == 2
+    evaluate = value_and_gradient_of_vectors(target, center, jit_compile, in_blocks=False)
+
+    def of_z(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        value, gradient = evaluate(flat + (z @ factor.T if is_dense else z * factor))
+        with np.errstate(all="ignore"):  # climbs turn back where derivatives are not finite
+            return value, gradient @ factor if is_dense else gradient * factor
+
+    return of_z
+
+
 def _is_large(target: Target, like: State) -> bool:
     return target.num_examples * max(num_entries(like), _AS_MANY) > _WORTH_COMPILING
 
@@ -103,9 +129,7 @@ def block_size(target: Target) -> int:
     return 1000 if 1000 * target.num_examples <= _MOST_TERMS else 100
 
 
-def rounded_share(
-    log_prob_fn: Callable[[np.ndarray], np.ndarray], draws: np.ndarray, rng: np.random.Generator
-) -> float:
+def rounded_share(log_prob_fn: LogProbs, draws: np.ndarray, rng: np.random.Generator) -> float:
     """Returns the share of draws at which hardly any move changes a log density by much.
 
     A value that is not finite, such as NaN where a factorisation fails, counts as such a change.
@@ -126,7 +150,7 @@ def rounded_share(
 
 
 def zero_density_beyond(
-    log_prob_fn: Callable[[np.ndarray], np.ndarray], draws: np.ndarray
+    log_prob_fn: LogProbs, draws: np.ndarray
 ) -> tuple[int, np.ndarray, float] | None:
     """Returns the entry along which a density falls to zero at once, where, and to which side.
 
@@ -158,7 +182,7 @@ def zero_density_beyond(
 
 
 def _last_inside(
-    log_prob_fn: Callable[[np.ndarray], np.ndarray],
+    log_prob_fn: LogProbs,
     start: np.ndarray,
     value: np.ndarray,
     step: np.ndarray,

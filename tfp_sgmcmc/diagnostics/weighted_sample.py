@@ -341,28 +341,6 @@ def weigh(
     return WeightedSample(proposal, draws, log_probs - proposal.log_prob(draws)), log_probs
 
 
-def fit_weighted_sample(
-    log_prob_fn: Callable[[np.ndarray], np.ndarray],
-    mean: np.ndarray,
-    factor: np.ndarray,
-    num_draws: int,
-    rng: np.random.Generator,
-) -> tuple[WeightedSample, int]:
-    """Fits one normal distribution with heavy tails, as `fit_proposal` does.
-
-    Args:
-      log_prob_fn: x, `[num_draws, D]` -> log posterior, `[num_draws]`, up to a constant.
-      mean: the mean of the first proposal, `[D]`.
-      factor: a Cholesky factor of the first proposal's covariance, `[D, D]`.
-      num_draws: S, even.
-      rng: a generator of random numbers.
-
-    Returns:
-      The best sample, and the number of rounds.
-    """
-    return fit_proposal(log_prob_fn, Proposal(mean, factor, FIRST_SHARE), num_draws, rng)
-
-
 def fit_proposal(
     log_prob_fn: Callable[[np.ndarray], np.ndarray],
     proposal: Proposal | MixtureProposal,
