@@ -157,20 +157,13 @@ class BatchTrainFunction:
                 f"without, its samples are lost. TensorFlow's error: {error.message[:300]}"
             ) from error
         except tf.errors.InvalidArgumentError as error:
-            cause = self._cause()
+            cause = None if self._cause_in_data is None else self._cause_in_data()
             if cause is None:
                 raise
             raise ValueError(cause) from error
         finally:
             self.restore()
             self._after()
-
-    def _cause(self) -> str | None:
-        """Returns which data an error comes from, None if that cannot be told."""
-        try:
-            return None if self._cause_in_data is None else self._cause_in_data()
-        except tf.errors.OpError:  # of reading them
-            return None
 
 
 def _batch_spec(model: keras.Model, iterator: Any) -> Any:
@@ -304,21 +297,8 @@ class WorkerGroup:
                 )
         return problems[0]
 
-    def function(
-        self, model: keras.Model, source: Source, step: Callable[[Any, Any], Any]
-    ) -> Callable[[Any], Any] | None:
-        """Returns the train function of a fit with `WorkerBatches` on several replicas, or None.
-
-        `step` takes a share of a batch and the number of rows of the whole batch.
-        """
-        if not self.is_needed(model, source):
-            return None
-        return ShareFunction(model, step, with_totals=True)
-
-    def start(self, model: keras.Model, source: Source) -> None:
-        """Gives the model what it needs for the length of the fit."""
-        if not self.is_needed(model, source):
-            return
+    def start(self, model: keras.Model) -> None:
+        """Gives the model what it needs for the length of a fit that takes its steps on shares."""
         strategy = model.distribute_strategy
         self._model, self._function_before = model, model.test_function
 
@@ -340,11 +320,12 @@ class WorkerGroup:
             vars(self._model).pop("get_metrics_result", None)
             self._model.test_function, self._model = self._function_before, None
 
-    def is_needed(self, model: keras.Model, source: Source) -> bool:
-        """Returns whether a fit takes its steps on shares."""
-        strategy = model.distribute_strategy
-        on_several = replicas.are_several(strategy) or strategy.num_replicas_in_sync > 1
-        return source.has_shares and on_several
+
+def takes_shares(model: keras.Model, source: Source) -> bool:
+    """Returns whether a fit takes its steps on shares of batches, one for each replica."""
+    strategy = model.distribute_strategy
+    on_several = replicas.are_several(strategy) or strategy.num_replicas_in_sync > 1
+    return source.has_shares and on_several
 
 
 def _test(model: keras.Model, share: tuple[Any, Any, Any], rows: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -16,12 +16,11 @@ from tfp_sgmcmc.keras import batch_steps
 from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit, check_single_replica
 from tfp_sgmcmc.keras.chain.chain import check_same_variables
 from tfp_sgmcmc.keras.checks.data_check import cause_in_data
-from tfp_sgmcmc.keras.checks.fit_preflight import check_samplable
 from tfp_sgmcmc.keras.data import training_data
 from tfp_sgmcmc.keras.data.fit_batches import IndependentBatches, ResidentData
 from tfp_sgmcmc.keras.fit_result import FitResult
 from tfp_sgmcmc.keras.fit_settings import FitSettings
-from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.options import Chains, Collect, accepts_old_arguments, forwards_old_attributes
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
@@ -444,7 +443,8 @@ class SamplerCallback(keras.callbacks.Callback):
         super().set_model(model)
         if self._auto is not None:
             check_single_replica(model)
-        check_samplable(
+        compiled_loss.check_likelihoods(model)
+        internals.check_distribution(
             model, num_groups=self._settings.num_groups, noise_every=self._settings.monitor
         )
         chain = self._recorder.chain
@@ -503,8 +503,9 @@ class SamplerCallback(keras.callbacks.Callback):
             self._auto.pilot.check(source)
         initial_epoch = self._recorder.begin_fit(num_epochs, problem)
         internals.begin_at_epoch(model, initial_epoch)
-        self._workers.start(model, source)
-        shares = self._workers.is_needed(model, source)
+        shares = batch_steps.takes_shares(model, source)
+        if shares:
+            self._workers.start(model)
         compilation = (*internals.compilation(model), self._steps.most(model), shares)
         if self._train_function is None or compilation != self._compilation:
             self._compilation = compilation
@@ -513,15 +514,16 @@ class SamplerCallback(keras.callbacks.Callback):
             batch_steps.guard(self._callback_list, self._restore)
 
     def _make_train_function(self) -> None:
-        steps, model = self._steps, self.model
+        steps, model, function = self._steps, self.model, None
+        if batch_steps.takes_shares(model, self._preflight.source):
+            on_share = functools.partial(steps.take_share, model)
+            function = batch_steps.ShareFunction(model, on_share, with_totals=True)
         self._train_function = batch_steps.BatchTrainFunction(
             model,
             functools.partial(steps.take, model),
             functools.partial(steps.prepare, model),
             self._after_execution,
-            self._workers.function(
-                model, self._preflight.source, functools.partial(steps.take_share, model)
-            ),
+            function,
             self._cause_in_data,
         )
 

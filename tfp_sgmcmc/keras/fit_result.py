@@ -10,7 +10,7 @@ import numpy as np
 from tfp_sgmcmc.keras.adaptation.annealed_ensemble import WindowChoice
 from tfp_sgmcmc.keras.adaptation.network_settings import NetworkSettings
 from tfp_sgmcmc.keras.fit_settings import FitSettings
-from tfp_sgmcmc.keras.posterior.posterior import Posterior, step_size_weights
+from tfp_sgmcmc.keras.posterior.posterior import Posterior
 from tfp_sgmcmc.keras.records.fit_plan import CheckResults
 from tfp_sgmcmc.keras.records.recorder import Recorder
 from tfp_sgmcmc.sampling.result import Timings
@@ -136,9 +136,9 @@ class FitResult:
             every = self._posterior.with_samples(values)
             return self._ensemble.members(every, samples.steps)
         self._posterior.temperature = chain.temperature(int(samples.steps[-1]))
-        return self._posterior.with_samples(
-            values, None if self._has_equal_weights else step_size_weights(samples.step_sizes)
-        )
+        sizes = samples.step_sizes
+        is_weighted = not self._has_equal_weights and np.isfinite(sizes).all() and np.ptp(sizes) > 0
+        return self._posterior.with_samples(values, sizes if is_weighted else None)
 
     @property
     def windows(self) -> WindowChoice | None:

@@ -108,11 +108,10 @@ class FitSettings:
             self.auto = AutomaticFit(make_pilot(bound, run, burnin, **self._noise))
         self._follows = self._collect_of(1).depends_on_fit or self._has_half
         self.is_complete = num_examples is not None and not self._follows and self.ensemble is None
-        every, threshold = self._collect.noise_every, self._collect.sampling_threshold
         self.monitor: NoiseMonitor | None = None
-        if every is not None or threshold is not None:
+        if any(x is not None for x in self._noise.values()):
             burnin = self._collect.num_burnin_steps or 0
-            self.monitor = NoiseMonitor(every, threshold, burnin)
+            self.monitor = NoiseMonitor(**self._noise, num_burnin_steps=burnin)
         self.numbers = FitNumbers(
             self._collect.over(1, 1),
             num_examples,
@@ -147,20 +146,17 @@ class FitSettings:
 
     def make_recorder(self) -> Recorder:
         """Returns a recorder of samples, in memory or in the directory."""
-        seconds = 10.0 if self.directory is None else self.directory.seconds_between_commits
-        return Recorder(self.numbers, self._make_log(), seconds)
+        if self.directory is None:
+            return Recorder(self.numbers, SampleLog())
+        keep = describe_keep(self.numbers.collection.keep)
+        fingerprint = {**self.config(), **self._noise, "keep": keep}
+        path, resume = self.directory.path, self.directory.resume
+        log = StoredSampleLog(path, fingerprint, self.num_chains, resume)
+        return Recorder(self.numbers, log, self.directory.seconds_between_commits)
 
     def make_preflight(self) -> Preflight:
         """Returns the checks of a `fit`."""
         return Preflight(self.numbers, self._independent_batches, self.path)
-
-    def _make_log(self) -> SampleLog | StoredSampleLog:
-        if self.directory is None:
-            return SampleLog()
-        keep = describe_keep(self.numbers.collection.keep)
-        fingerprint = {**self.config(), **self._noise, "keep": keep}
-        path, resume = self.directory.path, self.directory.resume
-        return StoredSampleLog(path, fingerprint, self.num_chains, resume)
 
     def settle(
         self,

@@ -169,7 +169,7 @@ class NetworkPilot:
         found, state = self._found, [np.asarray(x) for x in chain.state.read()]
         if chain.state.status().first_bad < 0:
             scale = _scale(chain) if found is None else found.scale
-            here = measure_geometry(chain, self._compiled, chain.first_state(), source, size, scale)
+            here = measure_geometry(chain, self._compiled, source, size, scale)
             growth = 1.0 if found is None else _growth(found, here)
             if self._trial is None or self._trial.is_stable(here):
                 least = max(1.0, self._growth / _AFTER_SUCCESS)

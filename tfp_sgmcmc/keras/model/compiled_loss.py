@@ -75,7 +75,8 @@ _ADVICE = {
 
 
 def check_likelihoods(model: keras.Model) -> None:
-    """Raises ValueError if a loss of the model is not a negative log likelihood of its outputs."""
+    """Raises as `check_model`, and ValueError if a loss is not a negative log likelihood."""
+    internals.check_model(model)
     for path, loss in keras.tree.flatten_with_path(model.loss):
         try:
             fn = _function_of_keras(keras.losses.get(loss))

@@ -167,8 +167,7 @@ class ExampleScores:
         """Returns the largest number of scores for a replica's rows, or None if it is not known."""
         if not isinstance(num_rows, int):
             return self._num_groups
-        num_rows *= replicas.count()
-        return num_rows if self._num_groups is None else min(num_rows, self._num_groups)
+        return self._grouping(num_rows * replicas.count())[0]
 
     def prepare(self, x: Any, num_chains: int | None = None) -> None:
         """Determines once, from the first batch's inputs, how each variable's scores are computed.

@@ -279,7 +279,6 @@ class Evaluator:
     """
 
     def __init__(self, model: keras.Model, variables: list[keras.Variable]):
-        internals.check_model(model)
         compiled_loss.check_likelihoods(model)
         self._model, self._variables = model, variables
         self._averages = AverageSamples(model, self._terms)

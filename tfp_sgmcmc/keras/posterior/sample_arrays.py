@@ -79,16 +79,12 @@ def checked(
       TypeError: `samples` is not a sequence of arrays.
       ValueError: the samples do not fit the variables, or NumPy arrays are not finite.
     """
-    if isinstance(samples, np.ndarray | str) or not isinstance(samples, Sequence):
-        raise TypeError(
-            "samples must be a list of arrays, one for each variable. Received: a "
-            f"{type(samples).__name__}."
-        )
-    for values in samples:
-        if not hasattr(values, "shape") or not hasattr(values, "dtype"):
+    is_list = isinstance(samples, Sequence) and not isinstance(samples, np.ndarray | str)
+    for values in samples if is_list else [samples]:
+        if not is_list or not hasattr(values, "shape") or not hasattr(values, "dtype"):
             raise TypeError(
-                "samples must be a list of arrays, one for each variable. Received: a list with a "
-                f"{type(values).__name__}."
+                "samples must be a list of arrays, one for each variable. Received: "
+                f"{'a list with ' if is_list else ''}a {type(values).__name__}."
             )
     if len(samples) != len(variables) or not samples:
         raise ValueError(

@@ -76,7 +76,7 @@ class Recorder:
         self,
         numbers: FitNumbers,
         samples: SampleLog | StoredSampleLog,
-        seconds_between_commits: float,
+        seconds_between_commits: float = 0.0,
     ):
         self.chain: Chain | None = None
         self.samples, self.failed = samples, False

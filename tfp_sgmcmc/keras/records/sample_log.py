@@ -142,7 +142,10 @@ class StoredSampleLog:
                 self._run.add_to_fingerprint(self._problem)
             return None, []
         num_before = len(self)
-        run = RunDirectory(self.path, self.resume)
+        # By position, because Keras names the variables of a second model in a process otherwise.
+        self._numbers = {id(v): i for i, v in enumerate(model.variables)}
+        run, saved = RunDirectory(self.path, self.resume), None
+        recorded: list[keras.Variable] = []
         try:
             saved_run = run.saved()
             if saved_run is not None:
@@ -151,8 +154,9 @@ class StoredSampleLog:
                 both = {n: before[n] for n in self.fingerprint if n in before}
                 check_same(f"The run in {self.path}", both, {n: self.fingerprint[n] for n in both})
                 self._saved_problem = {n: x for n, x in before.items() if n.startswith(_SCOPES)}
-            recorded, names = self._saved_variables(run, model)
-            saved = self._start(run, recorded, names) if recorded else None
+                recorded = recorded_variables(saved_run, model)
+                names = [n.removeprefix(_GROUP) for n in before if n.startswith(_GROUP)]
+                saved = self._start(run, recorded, names)
             if num_before not in (0, run.num_committed):
                 raise ValueError(
                     f"The run in {self.path} must have the {num_before} samples that this callback "
@@ -238,22 +242,6 @@ class StoredSampleLog:
         saved = run.start(groups, {**self.fingerprint, **known, _NUMBERS: numbers})
         run.add_to_fingerprint(self._problem)
         return saved
-
-    def _saved_variables(
-        self, run: RunDirectory, model: keras.Model
-    ) -> tuple[list[keras.Variable], list[str]]:
-        """Returns the variables with samples in a run, and their names there.
-
-        A variable is identified by its position, because Keras gives it another name if the model
-        is created a second time in one process.
-        """
-        self._numbers = {id(v): i for i, v in enumerate(model.variables)}
-        checkpoint = run.saved()
-        if checkpoint is None:
-            return [], []
-        saved = checkpoint.header["fingerprint"]
-        names = [n.removeprefix(_GROUP) for n in saved if n.startswith(_GROUP)]
-        return recorded_variables(checkpoint, model), names
 
 
 class OtherWorkerLog(StoredSampleLog):
