@@ -480,28 +480,25 @@ class SamplerCallback(keras.callbacks.Callback):
         num_epochs, model = self.params["epochs"], self.model
         source = training_data.training_source(model, self._data)
         if self._recorder.chain is None:
-            self._settings.settle(source, model, self.params, self._recorder)
+            self._settings.settle(source, model, self.params)
             if internals.has_all_variables(model):
                 self._start_chain()
         chain = self._recorder.chain
         self._recorder.cause_in_data = self._cause_in_data
         self._preflight.is_verbose = bool(self.params.get("verbose"))
         self.result.begin_fit()
+        settings = {**self.get_config(), **(chain.kernel_description if chain else {})}
         problem = self._workers.begin(
             model,
             lambda is_described: self._preflight.begin_fit(
                 model, self._callback_list, chain, is_described, source
             ),
             is_stored,
-            {
-                **self.get_config(),
-                **(chain.kernel_description if chain else {}),
-                "epochs": num_epochs,
-            },
+            {**settings, "epochs": num_epochs},
         )
         if self._auto is not None:
             self._auto.pilot.check(source)
-        initial_epoch = self._recorder.begin_fit(num_epochs, problem)
+        initial_epoch = self._recorder.begin_fit(num_epochs, problem, settings)
         internals.begin_at_epoch(model, initial_epoch)
         shares = batch_steps.takes_shares(model, source)
         if shares:

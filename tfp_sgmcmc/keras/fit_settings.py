@@ -106,7 +106,7 @@ class FitSettings:
         if isinstance(self._make_kernel_fn, str):
             burnin = self._collect.num_burnin_epochs
             self.auto = AutomaticFit(make_pilot(bound, run, burnin, **self._noise))
-        self._follows = self._collect_of(1).depends_on_fit or self._has_half
+        self._follows = self._collect.depends_on_fit or self._has_half
         self.is_complete = num_examples is not None and not self._follows and self.ensemble is None
         self.monitor: NoiseMonitor | None = None
         if any(x is not None for x in self._noise.values()):
@@ -158,13 +158,7 @@ class FitSettings:
         """Returns the checks of a `fit`."""
         return Preflight(self.numbers, self._independent_batches, self.path)
 
-    def settle(
-        self,
-        source: Source,
-        model: keras.Model,
-        params: dict[str, Any],
-        recorder: Recorder,
-    ) -> None:
+    def settle(self, source: Source, model: keras.Model, params: dict[str, Any]) -> None:
         """Finds the numbers that the user has left out, from the data and the length of a `fit`.
 
         A run in a directory goes on with its numbers. `params` are those of Keras' callbacks.
@@ -202,8 +196,6 @@ class FitSettings:
             left_out = [n for n in _NUMBERS if getattr(self._collect, n) is None]
             kept = {n: self._stored[n] for n in left_out if self._stored.get(n) is not None}
             numbers.collection, self._has_collection = found._replace(**kept), True
-        if isinstance(recorder.samples, StoredSampleLog):
-            recorder.samples.fingerprint |= self.config()
 
     @property
     def _has_half(self) -> bool:

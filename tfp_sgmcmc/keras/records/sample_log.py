@@ -113,17 +113,19 @@ class StoredSampleLog:
         self._numbers: dict[int, int] = {}  # positions of the model's variables, by id
         self._names: list[str] = []  # names of the recorded variables; none before the first sample
 
-    def open(self, model: keras.Model, kernel: dict[str, Any], problem: dict[str, Any]) -> Opened:
+    def open(
+        self, model: keras.Model, settings: Mapping[str, Any], problem: dict[str, Any]
+    ) -> Opened:
         """Locks the directory; returns the saved chain, and the variables recorded there.
 
         Args:
           model: the model.
-          kernel: values that must be the same for the chain to continue.
+          settings: values that must be the same for the chain to continue.
           problem: values that must be the same if they were known before. Their names begin with
             "any fit" or "fit" and a number.
         """
         self._problem |= problem
-        self.fingerprint |= kernel
+        self.fingerprint |= settings
         if self.strategy is None:
             return self._open(model)
         found: list[Opened] = []
@@ -244,15 +246,18 @@ class StoredSampleLog:
         return saved
 
 
-class OtherWorkerLog(StoredSampleLog):
+class OtherWorkerLog(SampleLog, StoredSampleLog):
     """Counts samples and holds the last one, while worker 0 holds all in its directory."""
 
     def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self._count, self._last = 0, SampleLog()
+        SampleLog.__init__(self)
+        StoredSampleLog.__init__(self, *arguments)
+        self._count = 0
 
-    def open(self, model: keras.Model, kernel: dict[str, Any], problem: dict[str, Any]) -> Opened:
-        del kernel, problem  # compared by worker 0, and among the workers
+    def open(
+        self, model: keras.Model, settings: Mapping[str, Any], problem: dict[str, Any]
+    ) -> Opened:
+        del settings, problem  # compared by worker 0, and among the workers
         assert self.strategy is not None  # of several workers
         sent = replicas.of_first(self.strategy, bytes)
         if not sent:
@@ -270,21 +275,9 @@ class OtherWorkerLog(StoredSampleLog):
     def __len__(self) -> int:
         return self._count
 
-    @property
-    def values(self) -> list[Any]:
-        return self._last.values
-
-    @property
-    def steps(self) -> np.ndarray:
-        return self._last.steps
-
-    @property
-    def step_sizes(self) -> np.ndarray:
-        return self._last.step_sizes
-
     def append(self, recorded: Sequence[keras.Variable], new: list[np.ndarray]) -> None:
-        self._last = SampleLog()
-        self._last.append(recorded, [x[-1:] for x in new])
+        self._chunks = []
+        super().append(recorded, [x[-1:] for x in new])
         self._count += len(new[-1])
 
     def commit(
