@@ -99,31 +99,32 @@ class BatchTrainFunction:
 
     Args:
       model: a compiled model.
-      train_step: takes the place of `model.train_step`; Keras compiles and repeats it as usual.
-      before: called once, with the specification of a batch, before the function is compiled. It
-        makes variables: TensorFlow traces a function twice if it makes them while it is traced.
+      steps: take the place of `model.train_step`; Keras compiles and repeats them as usual. They
+        make their variables once, before: TensorFlow traces a function twice if it makes variables
+        while it is traced.
+      takes_shares: whether each replica takes its share of a batch, without Keras' function.
       after: called after every execution, also after one that failed.
-      function: takes the place of the function that Keras would make of `train_step`.
       cause_in_data: returns in words which data an operation of the step cannot take, or None.
     """
 
     def __init__(
         self,
         model: keras.Model,
-        train_step: Callable[[Any], Any],
-        before: Callable[[Any], None],
+        steps: BatchSteps,
+        takes_shares: bool,
         after: Callable[[], None],
-        function: Callable[[Any], Any] | None = None,
-        cause_in_data: Callable[[], str | None] | None = None,
+        cause_in_data: Callable[[], str | None],
     ):
         self._model, self._after, self._cause_in_data = model, after, cause_in_data
-        self._before: Callable[[Any], None] | None = before
-        if function is not None:
-            self._function = function
+        self._steps, self._is_prepared = steps, False
+        self._function: Callable[[Any], Any]
+        if takes_shares:
+            on_share = functools.partial(steps.take_share, model)
+            self._function = ShareFunction(model, on_share, with_totals=True)
             return
         previous = model.train_function
         try:
-            model.train_step = train_step
+            model.train_step = functools.partial(steps.take, model)
             model.make_train_function(force=True)
             self._function = model.train_function
         finally:
@@ -141,12 +142,12 @@ class BatchTrainFunction:
 
     def __call__(self, iterator: Any) -> Any:
         try:
-            if self._before is not None:
+            if not self._is_prepared:
                 spec = _batch_spec(self._model, iterator)
                 if spec is not None:
                     with self._model.distribute_strategy.scope():
-                        self._before(spec)
-                self._before = None
+                        self._steps.prepare(self._model, spec)
+                self._is_prepared = True
             return self._function(iterator)
         except replicas.LOST as error:
             if not replicas.are_several(self._model.distribute_strategy):
@@ -157,7 +158,7 @@ class BatchTrainFunction:
                 f"without, its samples are lost. TensorFlow's error: {error.message[:300]}"
             ) from error
         except tf.errors.InvalidArgumentError as error:
-            cause = None if self._cause_in_data is None else self._cause_in_data()
+            cause = self._cause_in_data()
             if cause is None:
                 raise
             raise ValueError(cause) from error

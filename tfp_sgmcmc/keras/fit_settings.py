@@ -20,7 +20,7 @@ from tfp_sgmcmc.keras.checks.fit_preflight import Preflight
 from tfp_sgmcmc.keras.data.training_data import Source, initial_epoch_of_fit
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.priors import as_log_prior, check_prior
-from tfp_sgmcmc.keras.options import Chains, Collect, as_chains, as_collect, checked_kernel
+from tfp_sgmcmc.keras.options import Chains, Collect, as_collect, checked_kernel
 from tfp_sgmcmc.keras.records.fit_fingerprint import describe_keep
 from tfp_sgmcmc.keras.records.fit_plan import FitPlan, make_plan, num_due
 from tfp_sgmcmc.keras.records.recorder import FitNumbers, Recorder
@@ -41,6 +41,7 @@ class FitSettings:
       ensemble: the settings of the annealed ensemble, if there is no kernel; or None.
       auto: the guide of an automatic `fit`, or None.
       monitor: the monitor of the gradient noise, or None.
+      num_chains: the number of chains, or None for a single one without an axis.
       directory: where samples are stored, or None.
       seed: the seed, a tensor of two integers.
 
@@ -88,7 +89,10 @@ class FitSettings:
             )
         check_prior(prior)
         self._prior, self._collect = prior, as_collect(collect).with_phases(step_size)
-        self._chains = as_chains(chains)
+        chains = chains if chains is None or isinstance(chains, Chains) else Chains(chains)
+        self.num_chains, self._starts = None, "initializers"
+        if chains is not None:
+            self.num_chains, self._starts = chains.num_chains, chains.initial_states
         if self.ensemble is not None:
             checks.integer("chains", 1 if self.num_chains is None else self.num_chains, 3)
         checks.optional(checks.integer, "num_examples", num_examples, 1)
@@ -124,10 +128,6 @@ class FitSettings:
     def path(self) -> str | os.PathLike[str] | None:
         """The path of the directory, or None."""
         return None if self.directory is None else self.directory.path
-
-    @property
-    def num_chains(self) -> int | None:
-        return None if self._chains is None else self._chains.num_chains
 
     def config(self) -> dict[str, Any]:
         """Returns the numbers that a stored chain must have been made with."""
@@ -247,8 +247,7 @@ class FitSettings:
         """Returns a new chain over the variables of a built model, or the pilot's next chain."""
         check_variables(model.trainable_variables)
         pilot = None if self.auto is None else self.auto.pilot
-        starts = "initializers" if self._chains is None else self._chains.initial_states
-        scale_starts = None
+        starts, scale_starts = self._starts, None
         assert self.numbers.num_examples is not None  # settled
         if self.ensemble is not None:
             self.ensemble.begin_chain(model)

@@ -243,11 +243,6 @@ def _check_keep(keep: Any) -> None:
         raise TypeError(f"keep must return one truth value for a step. Received: {found!r}.")
 
 
-def as_chains(value: Chains | int | None) -> Chains | None:
-    """Returns `Chains` for a number, and `Chains` or None as it is."""
-    return value if value is None or isinstance(value, Chains) else Chains(value)
-
-
 def as_collect(value: Any) -> Collect:
     """Returns a `Collect`, with nothing given for None.
 

@@ -35,7 +35,6 @@ _AFTER_FAILURE = 16.0  # factor on the expected growth after a failed trial
 _AFTER_SUCCESS = 4.0  # its largest reduction after a successful trial
 _FLOOR = 0.1  # entries of M are at most 1 / _FLOOR times that of a typical weight
 _LEAST_EPOCHS = 4  # of a burn-in
-_MOST_FULL = 1000  # weights with a full covariance of the gradient noise
 
 
 class NetworkPilot:
@@ -246,7 +245,7 @@ def _covariances(chain: Chain, source: Source) -> tuple[str, ...]:
     tapped = {id(v) for layer in layers for v in layer.trainable_variables}
     if draws_numbers(chain.model) or any(id(v) not in tapped for v in chain.state.variables):
         return ()
-    return ("full",) if chain.num_variables <= _MOST_FULL else ("diag",)
+    return (chain.target_of_one(None).default_covariance,)
 
 
 def _stored(run: Checkpoint) -> NetworkSettings | None:

@@ -52,7 +52,7 @@ class Batches:
         has_labels: bool = False,
     ):
         self._model, self._has_labels = model, has_labels
-        self._steps = None if steps is None else integer("steps", steps, 1)
+        self._steps = optional(integer, "steps", steps, 1)
         optional(integer, "batch_size", batch_size, 1)
         self._verbose = _verbosity(verbose)
         self._kind = _kind_of_data(x)
@@ -67,8 +67,8 @@ class Batches:
                         f"(x, y) or (x, y, sample_weight). Received: a {type(value).__name__}."
                     )
             self._batches, length = self._of_stream(x)
-        self.num_batches = length if steps is None or length is None else min(length, steps)
-        self.num_batches = steps if length is None else self.num_batches
+        known = (n for n in (length, self._steps) if n is not None)
+        self.num_batches = min(known, default=None)
         if self._verbose == _WIDGET and self.num_batches is None:
             self._verbose = 1
 
