@@ -264,10 +264,7 @@ def checked_kernel(kernel: Any, step_size: StepSize | None) -> Any:
       ValueError: another word, or a step size that does not go with it.
       TypeError: no function and no word.
     """
-    if isinstance(kernel, str) and kernel == "posterior":
-        kernel = "auto"
-    is_named = isinstance(kernel, str) and kernel != "auto"
-    if not is_named:
+    if not isinstance(kernel, str) or kernel in ("auto", "posterior"):
         if not isinstance(kernel, str):
             checks.function("kernel", kernel, "target -> kernel")
         if step_size is not None:
@@ -276,7 +273,7 @@ def checked_kernel(kernel: Any, step_size: StepSize | None) -> Any:
                 f"{step_size!r}. A function gives the kernel its step size, such as `lambda "
                 'target: SGLD(target, step_size=target.learning_rate)`, and "auto" chooses one.'
             )
-        return kernel
+        return "auto" if isinstance(kernel, str) else kernel
     if kernel not in NAMED_KERNELS:
         raise ValueError(
             f'kernel must be "auto", the name of a kernel ({", ".join(NAMED_KERNELS)}), '

@@ -300,8 +300,8 @@ def check_weights(source: Source, are_relative: bool) -> None:
     batch = source.arrays or source.batch(_MANY)
     if batch is None and source.counted_batch is not None:
         batch = source.counted_batch()
-    for part in [] if batch is None else keras.tree.flatten(batch[2]):
-        if part is None or not part.shape[0]:
+    for part in [] if batch is None else internals.array_leaves(batch[2]):
+        if not part.shape[0]:
             continue
         array = np.asarray(part)
         nonnegative_weights("sample_weight or class_weight", array, some=source.arrays is not None)

@@ -275,16 +275,14 @@ class ExampleScores:
         """Returns the scores for the variables of the other layers."""
         if not self._mapped_variables:
             return []
-        leaves = keras.tree.flatten(batch)
-        given = [x[: rows * width] for x in leaves if x is not None]
+        given = [x[: rows * width] for x in internals.array_leaves(batch)]
 
         def log_likelihood(values: list[tf.Tensor], given: list[tf.Tensor]) -> tf.Tensor:
             by_position = dict(zip(self._mapped_variables, values, strict=True))
             left = iter(given)
-            group = [None if x is None else next(left) for x in leaves]
             value = log_likelihood_fn(
                 [by_position.get(i, x) for i, x in enumerate(state)],
-                keras.tree.pack_sequence_as(batch, group),
+                internals.map_arrays(lambda _: next(left), batch),
                 width,
             )
             return value[tf.newaxis]

@@ -14,6 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import integer, nonnegative_weights, optional
+from tfp_sgmcmc.keras.model.internals import array_leaves, map_arrays
 from tfp_sgmcmc.sampling.progress import ProgressLines, progress
 from tfp_sgmcmc.targets.data import rows_not_finite, untuned
 
@@ -115,8 +116,7 @@ class Batches:
                     "Received: more. Pass steps=, the number of batches to take."
                 )
             batch = self._checked(element)
-            leaves = keras.tree.flatten(batch)
-            more = sum(math.prod(leaf.shape) for leaf in leaves if leaf is not None)
+            more = sum(math.prod(leaf.shape) for leaf in array_leaves(batch))
             if block and size + more > _BLOCK_ENTRIES:
                 yield block
                 block, size = [], 0
@@ -137,10 +137,7 @@ class Batches:
         data = (x, y if self._has_labels else None, sample_weight)
 
         def batch(start: int) -> Batch:
-            def of(leaf: Any) -> Any:
-                return None if leaf is None else leaf[start : start + batch_size]
-
-            return keras.tree.map_structure(of, data)
+            return map_arrays(lambda leaf: leaf[start : start + batch_size], data)
 
         return map(batch, range(0, rows, batch_size)), math.ceil(rows / batch_size)
 
@@ -332,8 +329,8 @@ def check_dense(data: Any) -> None:
 
 def check_numbers(y: Any) -> None:
     """Raises TypeError if there are strings among the targets; leaves may be specifications."""
-    for leaf in keras.tree.flatten(y):
-        if leaf is not None and _kind(leaf) == "U":
+    for leaf in array_leaves(y):
+        if _kind(leaf) == "U":
             raise TypeError(
                 "y must hold numbers. Received: strings. Encode class labels as numbers 0, 1, ..., "
                 "for example by classes, y = np.unique(labels, return_inverse=True)."
@@ -374,7 +371,7 @@ def row_weight(sample_weight: Any, rows: int) -> np.ndarray:
     if sample_weight is None:
         return np.ones([rows])
     if isinstance(sample_weight, dict):
-        parts = [x for x in keras.tree.flatten(sample_weight) if x is not None]
+        parts = array_leaves(sample_weight)
         if len(parts) != 1:
             raise TypeError(
                 "sample_weight must be one array, as the scores are averages over examples. "

@@ -458,8 +458,7 @@ class Posterior:
             raise TypeError(f"name must be a string. Received: {name!r}.")
         checks.boolean("batched", batched)
         k = 1 if max_bytes is None else sample_arrays.thinning(self.samples, max_bytes)
-        kept = self.thin(k)
-        arrays = SampleArrays(kept.samples, kept.num_chains, kept.weights)
+        arrays = self.thin(k)._arrays()
         return averaged_model(self.model, self.variables, arrays, name, inputs, is_batched=batched)
 
     def distil(
