@@ -102,7 +102,7 @@ class BatchTrainFunction:
       steps: take the place of `model.train_step`; Keras compiles and repeats them as usual. They
         make their variables once, before: TensorFlow traces a function twice if it makes variables
         while it is traced.
-      takes_shares: whether each replica takes its share of a batch, without Keras' function.
+      on_shares: whether each replica takes its share of a batch, without Keras' function.
       after: called after every execution, also after one that failed.
       cause_in_data: returns in words which data an operation of the step cannot take, or None.
     """
@@ -111,14 +111,14 @@ class BatchTrainFunction:
         self,
         model: keras.Model,
         steps: BatchSteps,
-        takes_shares: bool,
+        on_shares: bool,
         after: Callable[[], None],
         cause_in_data: Callable[[], str | None],
     ):
         self._model, self._after, self._cause_in_data = model, after, cause_in_data
         self._steps, self._is_prepared = steps, False
         self._function: Callable[[Any], Any]
-        if takes_shares:
+        if on_shares:
             on_share = functools.partial(steps.take_share, model)
             self._function = ShareFunction(model, on_share, with_totals=True)
             return
