@@ -47,13 +47,8 @@ def check_data(model: keras.Model, source: Source, start: list[tf.Tensor] | None
     outputs = _outputs(model, checked_inputs(model, batch[0]), start)
     compiled_loss.check_probabilities(model, outputs)
     _check_rates(model, outputs)
-    if source.arrays is None:
-        compiled_loss.check_labels(model, batch[1], outputs)
-        _check_units(model, batch, outputs)
-        _check_order(source)
-        return
-    compiled_loss.check_labels(model, source.arrays[1], outputs)
-    for name, nest in zip("xy", source.arrays, strict=False):
+    compiled_loss.check_labels(model, (source.arrays or batch)[1], outputs)
+    for name, nest in zip("xy", source.arrays or (), strict=False):
         bad = bad_rows(nest)
         if len(bad) and not _has_finite_loss(model, source.rows(bad[:_MOST_ROWS])):
             raise ValueError(
@@ -62,6 +57,7 @@ def check_data(model: keras.Model, source: Source, start: list[tf.Tensor] | None
                 f"row {bad[0]}."
             )
     _check_units(model, batch, outputs)
+    _check_order(source)
 
 
 def _check_order(source: Source) -> None:

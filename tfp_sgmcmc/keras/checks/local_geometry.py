@@ -65,29 +65,34 @@ class CompiledGradients:
     """
 
     def __init__(self, chain: Chain):
-        def estimate(state: list[tf.Tensor], batch: Any, probe: Any = None) -> Any:
+        self._structure: Any = None
+
+        def estimate(state: list[tf.Tensor], leaves: list[tf.Tensor], probe: Any = None) -> Any:
+            batch = keras.tree.pack_sequence_as(self._structure, leaves)
             target, seed = chain.target_of_one(batch), tf.zeros([2], tf.int32)
             return target.estimate(state, seed, probe=probe, with_scores=False)
 
         @tf.function(autograph=False)
-        def gradient(state: list[tf.Tensor], batch: Any) -> tf.Tensor:
-            return flatten_events(estimate(state, batch).gradient, 0)
+        def gradient(state: list[tf.Tensor], leaves: list[tf.Tensor]) -> tf.Tensor:
+            return flatten_events(estimate(state, leaves).gradient, 0)
 
         @tf.function(autograph=False)
-        def product(state: list[tf.Tensor], batch: Any, v: tf.Tensor) -> tf.Tensor:
-            found = estimate(state, batch, unflatten_events(v, state, 0))
+        def product(state: list[tf.Tensor], leaves: list[tf.Tensor], v: tf.Tensor) -> tf.Tensor:
+            found = estimate(state, leaves, unflatten_events(v, state, 0))
             return flatten_events(found.hessian_product, 0)
 
         self._gradient, self._product = gradient, product
 
     def gradient(self, state: list[tf.Tensor], batch: Any) -> np.ndarray:
         """Returns the gradient of the log posterior estimated from a batch, `[D]`."""
-        return self._gradient(state, batch).numpy()
+        self._structure = batch
+        return self._gradient(state, keras.tree.flatten(batch)).numpy()
 
     def curve(self, state: list[tf.Tensor], batch: Any, vector: np.ndarray) -> np.ndarray:
         """Returns H v, `[D]`, where -H is the Hessian of this log posterior."""
+        self._structure = batch
         v = tf.constant(vector, state[0].dtype)
-        product = -self._product(state, batch, v).numpy().astype(np.float64)
+        product = -self._product(state, keras.tree.flatten(batch), v).numpy().astype(np.float64)
         if not np.isfinite(product).all():
             raise ValueError("The second derivatives must be finite. Received: NaN or infinity.")
         return product

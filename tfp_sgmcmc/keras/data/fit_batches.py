@@ -447,7 +447,6 @@ class WorkerBatches(internals.DataAdapter):
             total = len(rows)
         else:
             batch, rows = self.data[index], None
-            batch = tuple(batch) if isinstance(batch, list) else batch
             batch = keras.utils.unpack_x_y_sample_weight(batch)
             total = len(internals.array_leaves(batch)[0])
         shares = []

@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.internal.checks import array as checked_array
 from tfp_sgmcmc.internal.checks import integer, nonnegative_weights, optional
 from tfp_sgmcmc.keras.model.internals import array_leaves, map_arrays
 from tfp_sgmcmc.sampling.progress import ProgressLines, progress
@@ -378,12 +379,7 @@ def row_weight(sample_weight: Any, rows: int) -> np.ndarray:
                 f"Received: weights of {len(parts)} outputs, {sorted(sample_weight)}."
             )
         sample_weight = parts[0]
-    try:
-        weight = np.asarray(sample_weight, np.float64)
-    except (TypeError, ValueError):
-        weight = np.asarray(None)
-    if weight.dtype != np.float64:
-        raise TypeError(f"sample_weight must be an array of numbers. Received: {sample_weight!r}.")
+    weight = checked_array("sample_weight", sample_weight, 0, finite=False).astype(np.float64)
     if weight.shape != (rows,):
         raise ValueError(
             f"sample_weight must have one weight for each example, shape [{rows}]. Received: shape "
