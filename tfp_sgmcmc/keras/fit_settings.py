@@ -77,9 +77,8 @@ class FitSettings:
                         max_excess_temperature=max_excess_temperature)  # fmt: skip
             self.ensemble = annealed_ensemble.AnnealedEnsemble(int(self.seed[1]))
             kernel = self.ensemble.make_kernel
-            collect = (
-                Collect(0, num_results=annealed_ensemble.NUM_STATES) if collect is None else collect
-            )
+            along_the_run = Collect(0, num_results=annealed_ensemble.NUM_STATES)
+            collect = along_the_run if collect is None else collect
             chains = annealed_ensemble.NUM_CHAINS if chains is None else chains
         self._make_kernel_fn = checked_kernel(kernel, step_size)
         if prior is ...:

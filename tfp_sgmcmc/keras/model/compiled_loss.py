@@ -18,7 +18,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.keras.model import internals
-from tfp_sgmcmc.keras.model.internals import activation_name, symbolic_outputs
 
 LossFn = Callable[[Any, Any, Any], tf.Tensor]  # y_true, y_pred, sample_weight -> values
 
@@ -93,12 +92,12 @@ def check_likelihoods(model: keras.Model) -> None:
 
 def _check_activations(model: keras.Model) -> None:
     """Raises ValueError if a last layer's activation contradicts the compiled loss."""
-    outputs = symbolic_outputs(model)
+    outputs = internals.symbolic_outputs(model)
     if outputs is None or not model.compiled:
         return
     flat = keras.tree.flatten(outputs)
     for place, kind in classes(model, outputs).items():
-        name = activation_name(flat[place])
+        name = internals.activation_name(flat[place])
         if not kind.from_logits and name == "linear":
             raise ValueError(_wrong_outputs("probabilities", "a last layer without activation"))
         if kind.from_logits and name in ("softmax", "sigmoid"):
@@ -185,7 +184,7 @@ def build(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
     try:
         internals.build(model, x, y, sample_weight)
     except (TypeError, ValueError):
-        _check_form(model, y, symbolic_outputs(model))
+        _check_form(model, y, internals.symbolic_outputs(model))
         raise
 
 
