@@ -458,7 +458,8 @@ class Posterior:
             raise TypeError(f"name must be a string. Received: {name!r}.")
         checks.boolean("batched", batched)
         k = 1 if max_bytes is None else sample_arrays.thinning(self.samples, max_bytes)
-        arrays = self.thin(k)._arrays()
+        kept = self.thin(k)
+        arrays = SampleArrays(kept.samples, kept.num_chains, kept.weights)
         return averaged_model(self.model, self.variables, arrays, name, inputs, is_batched=batched)
 
     def distil(
