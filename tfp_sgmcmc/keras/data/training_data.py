@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -207,19 +206,23 @@ def validation_of_fit(model: keras.Model) -> Any:
 
 def calling_list() -> keras.callbacks.CallbackList | None:
     """Returns the CallbackList whose method is on the call stack, or None."""
-    for frame, _ in traceback.walk_stack(inspect.currentframe()):
+    frame = inspect.currentframe()
+    while frame is not None:
         if isinstance(found := frame.f_locals.get("self"), keras.callbacks.CallbackList):
             return found
+        frame = frame.f_back
     return None
 
 
 def _names_of_fit(model: keras.Model) -> dict[str, Any]:
     """Returns the local names of the model's `fit` on the call stack; empty if there is none."""
-    for frame, _ in traceback.walk_stack(inspect.currentframe()):
+    frame = inspect.currentframe()
+    while frame is not None:
         if frame.f_code.co_name == "fit":
             names = frame.f_locals
             if names.get("self") is model and "epoch_iterator" in names:
                 return names
+        frame = frame.f_back
     return {}
 
 
