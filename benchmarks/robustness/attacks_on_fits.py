@@ -23,7 +23,7 @@ from tfp_sgmcmc.keras import (
     SamplerCallback,
     last_layer_laplace,
 )
-from tfp_sgmcmc.keras.batch_steps import BatchTrainFunction
+from tfp_sgmcmc.keras.batch_steps import BatchSteps, BatchTrainFunction
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=[64, 2]).astype(np.float32)
@@ -149,8 +149,10 @@ def a_worker_of_fit_is_lost() -> None:
     def lose(iterator: Any) -> None:
         raise tf.errors.UnavailableError(None, None, "connection reset")
 
-    nothing: Any = lambda *args: None  # noqa: E731
-    function = BatchTrainFunction(network(), nothing, nothing, nothing, function=lose)
+    nothing: Any = None
+    steps = BatchSteps(nothing, nothing, nothing)
+    function = BatchTrainFunction(network(), steps, False, lambda: None, lambda: None)
+    function._function = lose
     with unittest.mock.patch.object(replicas, "are_several", lambda strategy: True):
         told("Another worker of this fit was lost", lambda: function(iter([])), RuntimeError)
 

@@ -62,7 +62,7 @@ def fit(model, callback, rows=N, **arguments):
 
 
 def assert_copies_are_equal(model, callback):
-    state = callback._recorder.chain.state
+    state = callback.recorder.chain.state
     variables = [*state._results._variables, *tf.nest.flatten(state._early())]
     assert variables
     for variable in variables:
@@ -132,7 +132,7 @@ def test_scores_are_those_of_all_rows(make_kernel_fn, hidden):
         data = tf.data.Dataset.from_tensor_slices((X[:4], Y[:4])).batch(2, drop_remainder=True)
         run = sampler(make_kernel_fn, check_num_examples=False)
         classifier(strategy, *hidden).fit(data, shuffle=False, verbose=0, callbacks=[run])
-        runs.append((run.samples, tf.nest.flatten(run._recorder.chain.state.results)))
+        runs.append((run.samples, tf.nest.flatten(run.recorder.chain.state.results)))
     for alone, together in zip(*runs, strict=True):
         assert_close(together, alone)
 

@@ -99,31 +99,32 @@ class BatchTrainFunction:
 
     Args:
       model: a compiled model.
-      train_step: takes the place of `model.train_step`; Keras compiles and repeats it as usual.
-      before: called once, with the specification of a batch, before the function is compiled. It
-        makes variables: TensorFlow traces a function twice if it makes them while it is traced.
+      steps: take the place of `model.train_step`; Keras compiles and repeats them as usual. They
+        make their variables once, before: TensorFlow traces a function twice if it makes variables
+        while it is traced.
+      on_shares: whether each replica takes its share of a batch, without Keras' function.
       after: called after every execution, also after one that failed.
-      function: takes the place of the function that Keras would make of `train_step`.
       cause_in_data: returns in words which data an operation of the step cannot take, or None.
     """
 
     def __init__(
         self,
         model: keras.Model,
-        train_step: Callable[[Any], Any],
-        before: Callable[[Any], None],
+        steps: BatchSteps,
+        on_shares: bool,
         after: Callable[[], None],
-        function: Callable[[Any], Any] | None = None,
-        cause_in_data: Callable[[], str | None] | None = None,
+        cause_in_data: Callable[[], str | None],
     ):
         self._model, self._after, self._cause_in_data = model, after, cause_in_data
-        self._before: Callable[[Any], None] | None = before
-        if function is not None:
-            self._function = function
+        self._steps, self._is_prepared = steps, False
+        self._function: Callable[[Any], Any]
+        if on_shares:
+            on_share = functools.partial(steps.take_share, model)
+            self._function = ShareFunction(model, on_share, with_totals=True)
             return
         previous = model.train_function
         try:
-            model.train_step = train_step
+            model.train_step = functools.partial(steps.take, model)
             model.make_train_function(force=True)
             self._function = model.train_function
         finally:
@@ -141,12 +142,12 @@ class BatchTrainFunction:
 
     def __call__(self, iterator: Any) -> Any:
         try:
-            if self._before is not None:
+            if not self._is_prepared:
                 spec = _batch_spec(self._model, iterator)
                 if spec is not None:
                     with self._model.distribute_strategy.scope():
-                        self._before(spec)
-                self._before = None
+                        self._steps.prepare(self._model, spec)
+                self._is_prepared = True
             return self._function(iterator)
         except replicas.LOST as error:
             if not replicas.are_several(self._model.distribute_strategy):
@@ -157,20 +158,13 @@ class BatchTrainFunction:
                 f"without, its samples are lost. TensorFlow's error: {error.message[:300]}"
             ) from error
         except tf.errors.InvalidArgumentError as error:
-            cause = self._cause()
+            cause = self._cause_in_data()
             if cause is None:
                 raise
             raise ValueError(cause) from error
         finally:
             self.restore()
             self._after()
-
-    def _cause(self) -> str | None:
-        """Returns which data an error comes from, None if that cannot be told."""
-        try:
-            return None if self._cause_in_data is None else self._cause_in_data()
-        except tf.errors.OpError:  # of reading them
-            return None
 
 
 def _batch_spec(model: keras.Model, iterator: Any) -> Any:
@@ -304,21 +298,8 @@ class WorkerGroup:
                 )
         return problems[0]
 
-    def function(
-        self, model: keras.Model, source: Source, step: Callable[[Any, Any], Any]
-    ) -> Callable[[Any], Any] | None:
-        """Returns the train function of a fit with `WorkerBatches` on several replicas, or None.
-
-        `step` takes a share of a batch and the number of rows of the whole batch.
-        """
-        if not self.is_needed(model, source):
-            return None
-        return ShareFunction(model, step, with_totals=True)
-
-    def start(self, model: keras.Model, source: Source) -> None:
-        """Gives the model what it needs for the length of the fit."""
-        if not self.is_needed(model, source):
-            return
+    def start(self, model: keras.Model) -> None:
+        """Gives the model what it needs for the length of a fit that takes its steps on shares."""
         strategy = model.distribute_strategy
         self._model, self._function_before = model, model.test_function
 
@@ -340,11 +321,12 @@ class WorkerGroup:
             vars(self._model).pop("get_metrics_result", None)
             self._model.test_function, self._model = self._function_before, None
 
-    def is_needed(self, model: keras.Model, source: Source) -> bool:
-        """Returns whether a fit takes its steps on shares."""
-        strategy = model.distribute_strategy
-        on_several = replicas.are_several(strategy) or strategy.num_replicas_in_sync > 1
-        return source.has_shares and on_several
+
+def takes_shares(model: keras.Model, source: Source) -> bool:
+    """Returns whether a fit takes its steps on shares of batches, one for each replica."""
+    strategy = model.distribute_strategy
+    on_several = replicas.are_several(strategy) or strategy.num_replicas_in_sync > 1
+    return source.has_shares and on_several
 
 
 def _test(model: keras.Model, share: tuple[Any, Any, Any], rows: tf.Tensor) -> dict[str, tf.Tensor]:

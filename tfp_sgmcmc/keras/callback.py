@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from typing import Any, Literal
@@ -16,12 +15,11 @@ from tfp_sgmcmc.keras import batch_steps
 from tfp_sgmcmc.keras.adaptation.automatic_fit import AutomaticFit, check_single_replica
 from tfp_sgmcmc.keras.chain.chain import check_same_variables
 from tfp_sgmcmc.keras.checks.data_check import cause_in_data
-from tfp_sgmcmc.keras.checks.fit_preflight import check_samplable
 from tfp_sgmcmc.keras.data import training_data
 from tfp_sgmcmc.keras.data.fit_batches import IndependentBatches, ResidentData
 from tfp_sgmcmc.keras.fit_result import FitResult
 from tfp_sgmcmc.keras.fit_settings import FitSettings
-from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.keras.options import Chains, Collect, accepts_old_arguments, forwards_old_attributes
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
@@ -256,18 +254,18 @@ class SamplerCallback(keras.callbacks.Callback):
             independent_batches, max_excess_temperature, check_num_examples,
         )  # fmt: skip
         self._auto = settings.auto
-        self.recorder = self._recorder = settings.make_recorder()
+        self.recorder = settings.make_recorder()
         self._preflight = settings.make_preflight()
-        self.result = FitResult(self._recorder, self._preflight.results, settings)
+        self.result = FitResult(self.recorder, self._preflight.results, settings)
         self._train_function: batch_steps.BatchTrainFunction | None = None
         self._workers, self._phase = batch_steps.WorkerGroup(), Phase()
-        self._steps = batch_steps.BatchSteps(self._recorder, self._preflight, self._start_chain)
+        self._steps = batch_steps.BatchSteps(self.recorder, self._preflight, self._start_chain)
         self._data: list[Any] = []
         self.is_in_fit = False
 
     def __getstate__(self) -> dict[str, Any]:
         """Refuses copies and pickles of a callback whose chain runs; before, they may work."""
-        if self._recorder.chain is not None:
+        if self.recorder.chain is not None:
             raise TypeError(
                 "A SamplerCallback cannot be copied or pickled once it has a chain, which lives in "
                 "its model's variables and in compiled functions. Save the samples by "
@@ -444,18 +442,19 @@ class SamplerCallback(keras.callbacks.Callback):
         super().set_model(model)
         if self._auto is not None:
             check_single_replica(model)
-        check_samplable(
+        compiled_loss.check_likelihoods(model)
+        internals.check_distribution(
             model, num_groups=self._settings.num_groups, noise_every=self._settings.monitor
         )
-        chain = self._recorder.chain
-        self._recorder.samples = on_worker(self._recorder.samples, model.distribute_strategy)
-        if self._recorder.failed:
+        chain = self.recorder.chain
+        self.recorder.samples = on_worker(self.recorder.samples, model.distribute_strategy)
+        if self.recorder.failed:
             raise ValueError("This callback's chain became NaN or infinite; make a new callback.")
         if chain is not None and chain.state.is_new:
-            chain = self._recorder.chain = None  # weights may have been set since
+            chain = self.recorder.chain = None  # weights may have been set since
         if chain is not None:
             check_same_variables(chain, model)
-        if chain is None:
+        else:
             self._train_function = None
             if internals.has_all_variables(model) and self._settings.is_complete:
                 self._start_chain()
@@ -475,36 +474,34 @@ class SamplerCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         self.is_in_fit = "epochs" in (self.params or {})
         self._check_fit("another loop")
-        is_stored = isinstance(self._recorder.samples, StoredSampleLog)
+        is_stored = isinstance(self.recorder.samples, StoredSampleLog)
         batch_steps.check_callbacks(self._callback_list, self, is_stored)
         num_epochs, model = self.params["epochs"], self.model
         source = training_data.training_source(model, self._data)
-        if self._recorder.chain is None:
-            self._settings.settle(source, model, self.params, self._recorder)
+        if self.recorder.chain is None:
+            self._settings.settle(source, model, self.params)
             if internals.has_all_variables(model):
                 self._start_chain()
-        chain = self._recorder.chain
-        self._recorder.cause_in_data = self._cause_in_data
+        chain = self.recorder.chain
+        self.recorder.cause_in_data = self._cause_in_data
         self._preflight.is_verbose = bool(self.params.get("verbose"))
         self.result.begin_fit()
+        settings = {**self.get_config(), **(chain.kernel_description if chain else {})}
         problem = self._workers.begin(
             model,
             lambda is_described: self._preflight.begin_fit(
                 model, self._callback_list, chain, is_described, source
             ),
             is_stored,
-            {
-                **self.get_config(),
-                **(chain.kernel_description if chain else {}),
-                "epochs": num_epochs,
-            },
+            {**settings, "epochs": num_epochs},
         )
         if self._auto is not None:
             self._auto.pilot.check(source)
-        initial_epoch = self._recorder.begin_fit(num_epochs, problem)
+        initial_epoch = self.recorder.begin_fit(num_epochs, problem, settings)
         internals.begin_at_epoch(model, initial_epoch)
-        self._workers.start(model, source)
-        shares = self._workers.is_needed(model, source)
+        shares = batch_steps.takes_shares(model, source)
+        if shares:
+            self._workers.start(model)
         compilation = (*internals.compilation(model), self._steps.most(model), shares)
         if self._train_function is None or compilation != self._compilation:
             self._compilation = compilation
@@ -513,20 +510,13 @@ class SamplerCallback(keras.callbacks.Callback):
             batch_steps.guard(self._callback_list, self._restore)
 
     def _make_train_function(self) -> None:
-        steps, model = self._steps, self.model
+        shares = batch_steps.takes_shares(self.model, self._preflight.source)
         self._train_function = batch_steps.BatchTrainFunction(
-            model,
-            functools.partial(steps.take, model),
-            functools.partial(steps.prepare, model),
-            self._after_execution,
-            self._workers.function(
-                model, self._preflight.source, functools.partial(steps.take_share, model)
-            ),
-            self._cause_in_data,
+            self.model, self._steps, shares, self._after_execution, self._cause_in_data
         )
 
     def _after_execution(self) -> None:
-        self._recorder.after_execution(self._steps.most(self.model))
+        self.recorder.after_execution(self._steps.most(self.model))
         self.result.end_execution()
 
     def _cause_in_data(self) -> str | None:
@@ -540,8 +530,8 @@ class SamplerCallback(keras.callbacks.Callback):
         internals.begin_at_epoch(self.model, None)
         self._workers.end()
         if self._auto is not None:
-            self._auto.check_prediction(self._recorder.chain, self._preflight.source)
-        self._recorder.end_fit(is_stopped=self.model.stop_training)
+            self._auto.check_prediction(self.recorder.chain, self._preflight.source)
+        self.recorder.end_fit(is_stopped=self.model.stop_training)
         self._preflight.end_fit()
         for data in self._data:
             data.was_read = False
@@ -552,15 +542,15 @@ class SamplerCallback(keras.callbacks.Callback):
         internals.begin_at_epoch(self.model, None)
         if self._auto is not None:
             self._go_on(self._auto, epoch)
-        first_step = self._recorder.begin_epoch(
+        first_step = self.recorder.begin_epoch(
             may_be_resident=bool(self._steps.resident), counts_rows=self._preflight.counts_rows
         )
         left = self.params["epochs"] - epoch
-        burnin = min(left, self._recorder.burnin_epochs_left)
+        burnin = min(left, self.recorder.burnin_epochs_left)
         self._preflight.begin_epoch(
             first_step, random.fold_in(self._settings.seed, -2), left, burnin
         )
-        chain = self._recorder.chain
+        chain = self.recorder.chain
         if chain is not None and chain.state.has_run:
             self._preflight.before_variables(chain, None, self._steps.most(self.model))
         if chain is not None and self.params.get("verbose"):
@@ -572,14 +562,14 @@ class SamplerCallback(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         assert self._train_function is not None  # made by on_train_begin
         if self._auto is not None:
-            self._auto.at_batch(batch, self._recorder.chain, self._preflight.source)
+            self._auto.at_batch(batch, self.recorder.chain, self._preflight.source)
         self._train_function.install()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._recorder.end_epoch(epoch, is_whole=not self.model.stop_training)
-        chain, results = self._recorder.chain, self._preflight.results
+        self.recorder.end_epoch(epoch, is_whole=not self.model.stop_training)
+        chain, results = self.recorder.chain, self._preflight.results
         if chain is not None:
-            self._preflight.end_epoch(chain, self._recorder.total_epochs)
+            self._preflight.end_epoch(chain, self.recorder.total_epochs)
             if self._settings.monitor is not None and not chain.uses_noise_covariance:
                 results.record("gradient noise", self._settings.monitor.has_failed(logs or {}))
         if self._auto is not None:
@@ -589,7 +579,7 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def _go_on(self, auto: AutomaticFit, epoch: int) -> None:
         """Goes on to the pilot's next part, or to the chain, if it is time."""
-        recorder, source = self._recorder, self._preflight.source
+        recorder, source = self.recorder, self._preflight.source
         if recorder.chain is not None and auto.pilot.is_due(recorder.total_epochs):
             left = self.params["epochs"] - epoch
             auto.pilot.measure_and_choose(recorder.chain, source, recorder.total_epochs, left)
@@ -604,5 +594,5 @@ class SamplerCallback(keras.callbacks.Callback):
     def _start_chain(self) -> None:
         chain = self._settings.make_chain(self.model)
         if self._auto is not None and self._auto.pilot.choices is not None:
-            self._auto.pilot.choices.describe(chain, self._recorder)
-        self._recorder.start(chain)
+            self._auto.pilot.choices.describe(chain, self.recorder)
+        self.recorder.start(chain)

@@ -147,7 +147,6 @@ def find_step_size(
     checks.one_of("kernel", kernel, _KERNELS)
     bound = checks.positive("max_excess_temperature", max_excess_temperature)
     check_prior(prior)
-    internals.check_model(model)
     compiled_loss.check_likelihoods(model)
     tensors, num_examples = training_arrays(x, y, sample_weight)
     arrays = internals.map_arrays(np.asarray, tensors)
@@ -162,9 +161,7 @@ def find_step_size(
         Collection(0, 0), random.as_seed(0), role="descent",
     )  # fmt: skip
     scale = [np.ones(v.shape, v.dtype) for v in model.trainable_variables]
-    found = measure_geometry(
-        chain, CompiledGradients(chain), chain.first_state(), source, size, scale
-    )
+    found = measure_geometry(chain, CompiledGradients(chain), source, size, scale)
     place = predictions_for(found, num_examples, size)
     best = place.fastest([(kernel, None)], bound)
     excess = place.excess(best)

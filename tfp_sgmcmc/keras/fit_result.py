@@ -10,7 +10,7 @@ import numpy as np
 from tfp_sgmcmc.keras.adaptation.annealed_ensemble import WindowChoice
 from tfp_sgmcmc.keras.adaptation.network_settings import NetworkSettings
 from tfp_sgmcmc.keras.fit_settings import FitSettings
-from tfp_sgmcmc.keras.posterior.posterior import Posterior, step_size_weights
+from tfp_sgmcmc.keras.posterior.posterior import Posterior
 from tfp_sgmcmc.keras.records.fit_plan import CheckResults
 from tfp_sgmcmc.keras.records.recorder import Recorder
 from tfp_sgmcmc.sampling.result import Timings
@@ -29,9 +29,8 @@ class FitResult:
     """
 
     def __init__(self, recorder: Recorder, results: CheckResults, settings: FitSettings):
-        self._recorder, self._checks, self._auto = recorder, results, settings.auto
-        self._num_chains, self._ensemble = settings.num_chains, settings.ensemble
-        self._has_equal_weights = settings.numbers.collection.has_equal_weights
+        self._recorder, self._checks = recorder, results
+        self._settings, self._ensemble = settings, settings.ensemble
         self._posterior: Posterior | None = None  # kept for what it has compiled
         self.timings = Timings(0.0, 0.0, np.nan)
         self._began = self._num_before = 0.0
@@ -128,17 +127,16 @@ class FitResult:
             )
         values = samples.values
         if self._posterior is None:
-            recorded = chain.rings.recorded
-            self._posterior = Posterior(
-                chain.model, recorded, values, self._num_chains, temperature=None
-            )
+            recorded, num_chains = chain.rings.recorded, chain.state.num_chains
+            self._posterior = Posterior(chain.model, recorded, values, num_chains, temperature=None)
         if self._ensemble is not None:
             every = self._posterior.with_samples(values)
             return self._ensemble.members(every, samples.steps)
         self._posterior.temperature = chain.temperature(int(samples.steps[-1]))
-        return self._posterior.with_samples(
-            values, None if self._has_equal_weights else step_size_weights(samples.step_sizes)
-        )
+        sizes, collection = samples.step_sizes, self._settings.numbers.collection
+        may_weigh = not collection.has_equal_weights and np.isfinite(sizes).all()
+        weights = sizes if may_weigh and np.ptp(sizes) > 0 else None
+        return self._posterior.with_samples(values, weights)
 
     @property
     def windows(self) -> WindowChoice | None:
@@ -157,7 +155,7 @@ class FitResult:
 
         `print(choices)` explains it, and `choices.code` is the kernel written by hand.
         """
-        return None if self._auto is None else self._auto.pilot.choices
+        return None if self._settings.auto is None else self._settings.auto.pilot.choices
 
     @property
     def temperatures(self) -> dict[str, dict[str, float]]:
@@ -172,4 +170,4 @@ class FitResult:
         forgets its start. This direction is the hottest one for "worst", and the slowest for
         "mean".
         """
-        return {} if self._auto is None else self._auto.temperatures
+        return {} if self._settings.auto is None else self._settings.auto.temperatures

@@ -20,7 +20,7 @@ from tfp_sgmcmc.keras.checks.fit_preflight import Preflight
 from tfp_sgmcmc.keras.data.training_data import Source, initial_epoch_of_fit
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.priors import as_log_prior, check_prior
-from tfp_sgmcmc.keras.options import Chains, Collect, as_chains, as_collect, checked_kernel
+from tfp_sgmcmc.keras.options import Chains, Collect, as_collect, checked_kernel
 from tfp_sgmcmc.keras.records.fit_fingerprint import describe_keep
 from tfp_sgmcmc.keras.records.fit_plan import FitPlan, make_plan, num_due
 from tfp_sgmcmc.keras.records.recorder import FitNumbers, Recorder
@@ -41,6 +41,7 @@ class FitSettings:
       ensemble: the settings of the annealed ensemble, if there is no kernel; or None.
       auto: the guide of an automatic `fit`, or None.
       monitor: the monitor of the gradient noise, or None.
+      num_chains: the number of chains, or None for a single one without an axis.
       directory: where samples are stored, or None.
       seed: the seed, a tensor of two integers.
 
@@ -76,9 +77,8 @@ class FitSettings:
                         max_excess_temperature=max_excess_temperature)  # fmt: skip
             self.ensemble = annealed_ensemble.AnnealedEnsemble(int(self.seed[1]))
             kernel = self.ensemble.make_kernel
-            collect = (
-                Collect(0, num_results=annealed_ensemble.NUM_STATES) if collect is None else collect
-            )
+            along_the_run = Collect(0, num_results=annealed_ensemble.NUM_STATES)
+            collect = along_the_run if collect is None else collect
             chains = annealed_ensemble.NUM_CHAINS if chains is None else chains
         self._make_kernel_fn = checked_kernel(kernel, step_size)
         if prior is ...:
@@ -88,7 +88,10 @@ class FitSettings:
             )
         check_prior(prior)
         self._prior, self._collect = prior, as_collect(collect).with_phases(step_size)
-        self._chains = as_chains(chains)
+        chains = chains if chains is None or isinstance(chains, Chains) else Chains(chains)
+        self.num_chains, self._starts = None, "initializers"
+        if chains is not None:
+            self.num_chains, self._starts = chains.num_chains, chains.initial_states
         if self.ensemble is not None:
             checks.integer("chains", 1 if self.num_chains is None else self.num_chains, 3)
         checks.optional(checks.integer, "num_examples", num_examples, 1)
@@ -106,13 +109,12 @@ class FitSettings:
         if isinstance(self._make_kernel_fn, str):
             burnin = self._collect.num_burnin_epochs
             self.auto = AutomaticFit(make_pilot(bound, run, burnin, **self._noise))
-        self._follows = self._collect_of(1).depends_on_fit or self._has_half
+        self._follows = self._collect.depends_on_fit or self._has_half
         self.is_complete = num_examples is not None and not self._follows and self.ensemble is None
-        every, threshold = self._collect.noise_every, self._collect.sampling_threshold
         self.monitor: NoiseMonitor | None = None
-        if every is not None or threshold is not None:
+        if any(x is not None for x in self._noise.values()):
             burnin = self._collect.num_burnin_steps or 0
-            self.monitor = NoiseMonitor(every, threshold, burnin)
+            self.monitor = NoiseMonitor(**self._noise, num_burnin_steps=burnin)
         self.numbers = FitNumbers(
             self._collect.over(1, 1),
             num_examples,
@@ -125,10 +127,6 @@ class FitSettings:
     def path(self) -> str | os.PathLike[str] | None:
         """The path of the directory, or None."""
         return None if self.directory is None else self.directory.path
-
-    @property
-    def num_chains(self) -> int | None:
-        return None if self._chains is None else self._chains.num_chains
 
     def config(self) -> dict[str, Any]:
         """Returns the numbers that a stored chain must have been made with."""
@@ -147,28 +145,19 @@ class FitSettings:
 
     def make_recorder(self) -> Recorder:
         """Returns a recorder of samples, in memory or in the directory."""
-        seconds = 10.0 if self.directory is None else self.directory.seconds_between_commits
-        return Recorder(self.numbers, self._make_log(), seconds)
+        if self.directory is None:
+            return Recorder(self.numbers, SampleLog())
+        keep = describe_keep(self.numbers.collection.keep)
+        fingerprint = {**self.config(), **self._noise, "keep": keep}
+        path, resume = self.directory.path, self.directory.resume
+        log = StoredSampleLog(path, fingerprint, self.num_chains, resume)
+        return Recorder(self.numbers, log, self.directory.seconds_between_commits)
 
     def make_preflight(self) -> Preflight:
         """Returns the checks of a `fit`."""
         return Preflight(self.numbers, self._independent_batches, self.path)
 
-    def _make_log(self) -> SampleLog | StoredSampleLog:
-        if self.directory is None:
-            return SampleLog()
-        keep = describe_keep(self.numbers.collection.keep)
-        fingerprint = {**self.config(), **self._noise, "keep": keep}
-        path, resume = self.directory.path, self.directory.resume
-        return StoredSampleLog(path, fingerprint, self.num_chains, resume)
-
-    def settle(
-        self,
-        source: Source,
-        model: keras.Model,
-        params: dict[str, Any],
-        recorder: Recorder,
-    ) -> None:
+    def settle(self, source: Source, model: keras.Model, params: dict[str, Any]) -> None:
         """Finds the numbers that the user has left out, from the data and the length of a `fit`.
 
         A run in a directory goes on with its numbers. `params` are those of Keras' callbacks.
@@ -206,8 +195,6 @@ class FitSettings:
             left_out = [n for n in _NUMBERS if getattr(self._collect, n) is None]
             kept = {n: self._stored[n] for n in left_out if self._stored.get(n) is not None}
             numbers.collection, self._has_collection = found._replace(**kept), True
-        if isinstance(recorder.samples, StoredSampleLog):
-            recorder.samples.fingerprint |= self.config()
 
     @property
     def _has_half(self) -> bool:
@@ -259,8 +246,7 @@ class FitSettings:
         """Returns a new chain over the variables of a built model, or the pilot's next chain."""
         check_variables(model.trainable_variables)
         pilot = None if self.auto is None else self.auto.pilot
-        starts = "initializers" if self._chains is None else self._chains.initial_states
-        scale_starts = None
+        starts, scale_starts = self._starts, None
         assert self.numbers.num_examples is not None  # settled
         if self.ensemble is not None:
             self.ensemble.begin_chain(model)

@@ -88,7 +88,6 @@ def last_layer_laplace(
       effortless Bayesian deep learning. NeurIPS, 2021.
     """
     internals.check_built(model)
-    internals.check_model(model)
     compiled_loss.check_likelihoods(model)
     layer, outputs = _last_layer(model)
     checked_inputs(model, x)

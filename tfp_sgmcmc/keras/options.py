@@ -29,7 +29,7 @@ NAMED_KERNELS = (
 _Class = TypeVar("_Class")
 _Init = TypeVar("_Init", bound=Callable[..., None])
 _POSITIONAL = (
-    "make_kernel_fn", "num_examples", "prior", "num_burnin_steps", "num_steps_between_results"
+    "kernel", "num_examples", "prior", "num_burnin_steps", "num_steps_between_results"
 )  # fmt: skip
 _COLLECT = {
     "num_burnin_steps": 0,  # what they were where they were left out
@@ -243,11 +243,6 @@ def _check_keep(keep: Any) -> None:
         raise TypeError(f"keep must return one truth value for a step. Received: {found!r}.")
 
 
-def as_chains(value: Chains | int | None) -> Chains | None:
-    """Returns `Chains` for a number, and `Chains` or None as it is."""
-    return value if value is None or isinstance(value, Chains) else Chains(value)
-
-
 def as_collect(value: Any) -> Collect:
     """Returns a `Collect`, with nothing given for None.
 
@@ -269,10 +264,7 @@ def checked_kernel(kernel: Any, step_size: StepSize | None) -> Any:
       ValueError: another word, or a step size that does not go with it.
       TypeError: no function and no word.
     """
-    if isinstance(kernel, str) and kernel == "posterior":
-        kernel = "auto"
-    is_named = isinstance(kernel, str) and kernel != "auto"
-    if not is_named:
+    if not isinstance(kernel, str) or kernel in ("auto", "posterior"):
         if not isinstance(kernel, str):
             checks.function("kernel", kernel, "target -> kernel")
         if step_size is not None:
@@ -281,7 +273,7 @@ def checked_kernel(kernel: Any, step_size: StepSize | None) -> Any:
                 f"{step_size!r}. A function gives the kernel its step size, such as `lambda "
                 'target: SGLD(target, step_size=target.learning_rate)`, and "auto" chooses one.'
             )
-        return kernel
+        return "auto" if isinstance(kernel, str) else kernel
     if kernel not in NAMED_KERNELS:
         raise ValueError(
             f'kernel must be "auto", the name of a kernel ({", ".join(NAMED_KERNELS)}), '
@@ -344,9 +336,9 @@ def _grouped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, A
         raise TypeError(
             f"SamplerCallback takes kernel alone by position. Received: {len(args)} arguments."
         )
-    first = "kernel" if "kernel" in kwargs else "make_kernel_fn"
     given = dict(zip(_POSITIONAL, args, strict=False))
-    twice = sorted(given.keys() & kwargs.keys() | ({"kernel"} & kwargs.keys() if args else set()))
+    kwargs = {"kernel" if name == "make_kernel_fn" else name: x for name, x in kwargs.items()}
+    twice = sorted(given.keys() & kwargs.keys())
     mixed = sorted({"collect", "chains", "output"} & kwargs.keys())
     if twice or mixed:
         raise TypeError(
@@ -354,7 +346,7 @@ def _grouped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, A
             f"{'once' if twice else 'or flat arguments'}. Received: both."
         )
     given |= kwargs
-    missing = sorted({first, "num_examples", "prior"} - given.keys())
+    missing = sorted({"kernel", "num_examples", "prior"} - given.keys())
     if missing:
         raise TypeError(f"SamplerCallback needs {', '.join(missing)}. Received: neither.")
     if given.get("num_chains") is None and not isinstance(given.get("initial_states", ""), str):
@@ -363,7 +355,6 @@ def _grouped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, A
             "model's weights."
         )
     flat = {name: x for name, x in given.items() if name not in _OLD}
-    flat["kernel"] = given.get("kernel", given.get("make_kernel_fn"))
     shown = {name: _text(name, x) for name, x in flat.items()}
     collect = {name: given.get(name, x) for name, x in _COLLECT.items()}
     flat["collect"] = Collect(**collect)

@@ -215,8 +215,11 @@ class Traces(keras.callbacks.Callback):
         }
 
     def _choose(self) -> None:
-        variables = list(self.model.trainable_variables)
-        pairs = _traced_entries(variables, self._weights)
+        variables, pairs = list(self.model.trainable_variables), list[Entry]()
+        if isinstance(self._weights, int):
+            pairs += dict.fromkeys(_spread(variables, self._weights))  # small ones have few entries
+        else:
+            pairs += [_found(variables, path, tuple(at)) for path, at in self._weights]
         self._chosen = [
             (f"weights/{variables[i].path}{list(at) if at else ''}", i, at) for i, at in pairs
         ]
@@ -256,17 +259,6 @@ def _check_weights(weights: Any) -> None:
             "weights must be an integer, or pairs of a variable's path and the index of an entry, "
             f'such as [("dense/kernel", (0, 3))]. Received: {weights!r}.'
         )
-
-
-def _traced_entries(variables: list[keras.Variable], weights: int | Weights) -> list[Entry]:
-    """Returns the entries that a number of weights, or pairs of path and index, select.
-
-    Raises:
-      ValueError: a pair does not select an entry of one variable.
-    """
-    if isinstance(weights, int):
-        return [*dict.fromkeys(_spread(variables, weights))]  # small variables have few entries
-    return [_found(variables, path, tuple(at)) for path, at in weights]
 
 
 def _spread(variables: list[keras.Variable], count: int) -> Iterator[Entry]:

@@ -189,7 +189,6 @@ class TestChain:
         monkeypatch.setattr(automatic_fit, "predictions_for", lambda *_: seen)
         chain = types.SimpleNamespace(
             is_pilot=False,
-            first_state=lambda: None,
             num_examples=N,
             state=types.SimpleNamespace(status=lambda: types.SimpleNamespace(first_bad=-1)),
         )

@@ -105,7 +105,7 @@ def test_chains_start_at_draws_of_the_initializers():
     for seed in (0, 0, 1):
         callback = sampler(temperature=0.0, seed=seed)
         callback.set_model(model)
-        runs.append([v.numpy() for v in callback._recorder.chain.state.read()])
+        runs.append([v.numpy() for v in callback.recorder.chain.state.read()])
     assert_equal([start[0] for start in runs[0]], initial)
     kernel = runs[0][0]
     assert kernel.shape == (C, 3, 50)
@@ -124,7 +124,7 @@ def test_initializers_of_other_names_and_nested_layers():
     callback = sampler()
     callback.set_model(model)
     paths = [v.path for v in model.trainable_variables]
-    states = dict(zip(paths, callback._recorder.chain.state.read(), strict=True))
+    states = dict(zip(paths, callback.recorder.chain.state.read(), strict=True))
     for path, value in states.items():
         if "kernel" in path:
             assert np.abs(value[1] - value[2]).max() > 1e-3, path

@@ -170,7 +170,7 @@ def test_logged_noise_is_that_of_the_batch(num_chains):
 @pytest.mark.thorough
 def test_momenta_log_their_temperature():
     callback, logs = fit(lambda target: sgmcmc.SGNHT(target, 1e-2, friction=1.0))
-    kinetic = callback._recorder.chain.state.results.kinetic_temperature
+    kinetic = callback.recorder.chain.state.results.kinetic_temperature
     assert logs["kinetic_temperature"][-1] == kinetic > 0
     assert logs["temperature"] == [1.0] * 4
 

@@ -94,7 +94,7 @@ def test_the_first_state_of_chain_i_is_model_i(ensemble, form, tmp_path):
     callback.set_model(model)
     assert_equal(model.get_weights(), before[0])  # files were read into it
     for variable, value in zip(
-        model.trainable_variables, callback._recorder.chain.state.read(), strict=True
+        model.trainable_variables, callback.recorder.chain.state.read(), strict=True
     ):
         place = next(i for i, v in enumerate(model.weights) if v is variable)
         assert_equal(value, [m.get_weights()[place] for m in ensemble])

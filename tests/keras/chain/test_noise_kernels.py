@@ -141,7 +141,7 @@ def test_a_last_batch_of_one_example_moves_the_chain_and_not_the_covariance():
     callback = sampler(make_kernel_fn)
     samples = fit(model, callback, 6)
     assert all(np.abs(np.diff(s, axis=0)).min() > 1e-5 for s in samples)
-    own = callback._recorder.chain.state.results.covariance_state
+    own = callback.recorder.chain.state.results.covariance_state
     assert int(own.num_skipped) == 0 and [int(x.count) for x in own.averages] == [2, 2]
 
 

@@ -122,7 +122,7 @@ def test_noise_and_state_are_single(policy):
         rounded = tf.cast(tf.cast(z, tf.bfloat16), tf.float32)
         control = np.abs(noisy[0] - (still[0] + np.sqrt(EPS) * rounded))
         assert control.max() > 1e-5
-    results = tf.nest.flatten(runs[1]._recorder.chain.state.results)
+    results = tf.nest.flatten(runs[1].recorder.chain.state.results)
     assert {x.dtype for x in results if x.dtype.kind != "i"} == {np.dtype(np.float32)}
 
 
@@ -131,7 +131,7 @@ def test_covariance_is_kept_in_single_precision():
     callback = sampler(lambda target: sgmcmc.SGHMC(target, EPS, covariance="diag"))
     model = classifier("mixed_bfloat16")
     model.fit(X, Y, batch_size=B, verbose=0, callbacks=[callback])
-    results = tf.nest.flatten(callback._recorder.chain.state.results)
+    results = tf.nest.flatten(callback.recorder.chain.state.results)
     assert {x.dtype for x in results if x.dtype.kind != "i"} == {np.dtype(np.float32)}
 
 

@@ -25,8 +25,8 @@ def measured(model, scale):
     seed, collection = random.as_seed(0), Collection(0)
     chain = Chain(model, lambda target: sgmcmc.SGLD(target, 1.0), N, prior, collection, seed)
     source = Source("arrays", N, 12, 10, (X, Y, None))
-    compiled, state = local_geometry.CompiledGradients(chain), chain.first_state()
-    return local_geometry.measure_geometry(chain, compiled, state, source, 12, [scale])
+    compiled = local_geometry.CompiledGradients(chain)
+    return local_geometry.measure_geometry(chain, compiled, source, 12, [scale])
 
 
 class TestLocalGeometry:

@@ -247,8 +247,9 @@ def test_a_lost_worker_is_explained(are_several, monkeypatch):
         raise tf.errors.UnavailableError(None, None, "connection reset")
 
     monkeypatch.setattr(replicas, "are_several", lambda strategy: are_several)
-    nothing = [lambda *args: None] * 3
-    function = batch_steps.BatchTrainFunction(make_model(), *nothing, function=lose)
+    steps, nothing = batch_steps.BatchSteps(None, None, None), lambda: None
+    function = batch_steps.BatchTrainFunction(make_model(), steps, False, nothing, nothing)
+    function._function = lose
     error = RuntimeError if are_several else tf.errors.UnavailableError
     words = "Another worker of this fit was lost. .*connection reset" if are_several else "conn"
     with pytest.raises(error, match=words):

@@ -77,7 +77,7 @@ def test_bytes_are_those_of_the_samples_and_of_the_device(layers, num_chains):
     callback = sampler(sgld(), N, num_chains=num_chains, num_steps_between_results=1)
     plan = callback.plan(model, X, Y, epochs=3, batch_size=B)
     fit(model, callback, epochs=3)
-    chain = callback._recorder.chain
+    chain = callback.recorder.chain
     samples = [*callback.samples, *callback.result.non_trainable_samples.values()]
     assert len(samples) == 2 + 4 * len(layers)
     assert plan.num_samples == len(samples[0]) == 5 and plan.is_exact

@@ -360,8 +360,7 @@ class AnnealedEnsemble:
         """Takes on the masses of a built model."""
         assert self.num_steps is not None  # settled
         rows = None if self._batch is None else self._batch[0]
-        found = layer_masses(model, rows if self._pool is None else self._pool.x)
-        self._masses = found
+        found = self._masses = layer_masses(model, rows if self._pool is None else self._pool.x)
         k, pace = self.num_steps, _pace(model)
         self._kernel = {
             "step_size": CosineTail(

@@ -92,8 +92,7 @@ class AutomaticFit:
         if chain.state.status().first_bad >= 0 or source.batch(2) is None:
             return
         own, size = choices.numbers, batch_size(chain, source)
-        state, compiled = chain.first_state(), self._compiled_for(chain)
-        found = measure_geometry(chain, compiled, state, source, size, choices.scale)
+        found = measure_geometry(chain, self._compiled_for(chain), source, size, choices.scale)
         settings = KernelSettings(*(own[name] for name in KernelSettings._fields))
         excess = predictions_for(found, chain.num_examples, size).excess(settings)
         worst, mean = float(excess.max()), float(excess[-1])

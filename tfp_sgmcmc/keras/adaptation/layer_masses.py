@@ -39,11 +39,9 @@ class LayerMass(NamedTuple):
     divisor: Any = 1.0
 
 
-class _Inputs(NamedTuple):
-    """Inputs of a layer: their mean squares, around `center` if there is one."""
-
-    square: Any = 1.0
-    center: np.ndarray | None = None
+# Inputs of a layer: their mean squares, around the mean input if that is given.
+_Inputs = tuple[Any, np.ndarray | None]
+_UNKNOWN: _Inputs = (1.0, None)
 
 
 def layer_masses(model: keras.Model, x: Any) -> list[LayerMass]:
@@ -90,12 +88,12 @@ def layer_masses(model: keras.Model, x: Any) -> list[LayerMass]:
             masses.append(LayerMass(1.0, 1.0))
             continue
         gets_others = variable.name in _INNER or _is_second_of_low_rank(variable)
-        is_linear = not gets_others and not _is_embedding(layer)
-        found = measured.get(id(layer), _Inputs()) if is_linear else _Inputs()
-        mass = count * found.square
-        bias = None if found.center is None else places[id(layer.bias)]
-        divisor = _divisor(found.square) if num_meeting[id(layer)] == 1 else 1.0
-        masses.append(LayerMass(mass, 2 / mass, found.center, bias, divisor))
+        is_linear = not gets_others and not isinstance(layer, keras.layers.Embedding)
+        square, center = measured.get(id(layer), _UNKNOWN) if is_linear else _UNKNOWN
+        mass = count * square
+        bias = None if center is None else places[id(layer.bias)]
+        divisor = _divisor(square) if num_meeting[id(layer)] == 1 else 1.0
+        masses.append(LayerMass(mass, 2 / mass, center, bias, divisor))
     return masses
 
 
@@ -106,7 +104,7 @@ def _fan_in(layer: keras.Layer, variable: keras.Variable) -> int | None:
         return None
     if _is_second_of_low_rank(variable):
         return math.prod(shape[:-1])
-    if _is_embedding(layer):
+    if isinstance(layer, keras.layers.Embedding):
         return 1
     if isinstance(layer, keras.layers.EinsumDense):
         inputs, outputs = layer.equation.replace(" ", "").split("->")
@@ -121,11 +119,6 @@ def _fan_in(layer: keras.Layer, variable: keras.Variable) -> int | None:
 def _is_second_of_low_rank(variable: keras.Variable) -> bool:
     """Returns whether a variable is the second factor that `enable_lora` adds."""
     return variable.name.startswith("lora") and variable.name.endswith("_b")
-
-
-def _is_embedding(layer: keras.Layer) -> bool:
-    """Returns whether the inputs of a layer are numbers of rows of its weights."""
-    return isinstance(layer, keras.layers.Embedding)
 
 
 def _measured(model: keras.Model, layers: list[keras.Layer], x: Any) -> dict[int, _Inputs]:
@@ -161,7 +154,7 @@ def _measured(model: keras.Model, layers: list[keras.Layer], x: Any) -> dict[int
         if isinstance(layer, keras.layers.Dense) and array.ndim == 2:
             square = _of_columns(array, square)
         column = None if center is None else center.reshape(-1, 1).astype(np.float32)
-        measured[key] = _Inputs(square, column)
+        measured[key] = square, column
     return measured
 
 

@@ -72,25 +72,9 @@ class LinearPredictions(NamedTuple):
     scale: float
     least: float
 
-    def directions(self, covariance: str | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns curvature, noise and known noise along directions, then for the mean weight.
-
-        `covariance` is the form in which a kernel estimates the noise.
-        """
-        found = self.found
-        known: Any = {
-            None: np.zeros_like(found.noise),
-            "full": found.noise,  # an average over many minibatches
-            "diag": found.noise_of_diagonal,
-        }[covariance]
-        of_mean = 0.0 if covariance is None else found.mean_noise
-        curvature = np.maximum([*found.curvature, found.mean_curvature], self.least)
-        noise = np.array([*found.noise, found.mean_noise])
-        return curvature, self.scale * noise, self.scale * np.array([*known, of_mean])
-
     def excess(self, settings: KernelSettings) -> np.ndarray:
-        """Returns the excess temperature along the directions of `directions`."""
-        return law(settings, *self.directions(settings.covariance)).temperature - 1
+        """Returns the excess temperature along measured directions, and for the mean weight."""
+        return self._along_all(settings).temperature[:-1] - 1
 
     def slowest(self, settings: KernelSettings) -> float:
         """Returns the relaxation time of the slowest direction, in steps."""
@@ -150,10 +134,18 @@ class LinearPredictions(NamedTuple):
         return best
 
     def _along_all(self, settings: KernelSettings) -> linear_theory.LinearLaw:
-        """Returns the law along `directions`, then along flat ones."""
-        curvature, noise, known = self.directions(settings.covariance)
-        noise, known = (np.append(x, x[-1]) for x in (noise, known))
-        return law(settings, np.append(curvature, self.least), noise, known)
+        """Returns the law along measured directions, for the mean weight, and along flat ones."""
+        found = self.found
+        known: Any = {
+            None: np.zeros_like(found.noise),
+            "full": found.noise,  # an average over many minibatches
+            "diag": found.noise_of_diagonal,
+        }[settings.covariance]
+        of_mean = 0.0 if settings.covariance is None else found.mean_noise
+        curvature = np.maximum([*found.curvature, found.mean_curvature, self.least], self.least)
+        noise = np.array([*found.noise, found.mean_noise, found.mean_noise])
+        known = np.array([*known, of_mean, of_mean])
+        return law(settings, curvature, self.scale * noise, self.scale * known)
 
     def _bias(self, settings: KernelSettings, num_steps: int) -> float:
         """Returns the largest absolute logarithm of a variance over the right one."""

@@ -35,7 +35,6 @@ _AFTER_FAILURE = 16.0  # factor on the expected growth after a failed trial
 _AFTER_SUCCESS = 4.0  # its largest reduction after a successful trial
 _FLOOR = 0.1  # entries of M are at most 1 / _FLOOR times that of a typical weight
 _LEAST_EPOCHS = 4  # of a burn-in
-_MOST_FULL = 1000  # weights with a full covariance of the gradient noise
 
 
 class NetworkPilot:
@@ -169,7 +168,7 @@ class NetworkPilot:
         found, state = self._found, [np.asarray(x) for x in chain.state.read()]
         if chain.state.status().first_bad < 0:
             scale = _scale(chain) if found is None else found.scale
-            here = measure_geometry(chain, self._compiled, chain.first_state(), source, size, scale)
+            here = measure_geometry(chain, self._compiled, source, size, scale)
             growth = 1.0 if found is None else _growth(found, here)
             if self._trial is None or self._trial.is_stable(here):
                 least = max(1.0, self._growth / _AFTER_SUCCESS)
@@ -246,7 +245,7 @@ def _covariances(chain: Chain, source: Source) -> tuple[str, ...]:
     tapped = {id(v) for layer in layers for v in layer.trainable_variables}
     if draws_numbers(chain.model) or any(id(v) not in tapped for v in chain.state.variables):
         return ()
-    return ("full",) if chain.num_variables <= _MOST_FULL else ("diag",)
+    return (chain.target_of_one(None).default_covariance,)
 
 
 def _stored(run: Checkpoint) -> NetworkSettings | None:

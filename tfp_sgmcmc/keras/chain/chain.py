@@ -151,11 +151,6 @@ class Chain:
             starts = stacked_starts(model, variables, num_chains, initial_states, self._start_seed)
             if scale_starts is not None:
                 starts = scale_starts(starts)
-        elif not isinstance(initial_states, str):
-            raise ValueError(
-                "initial_states needs num_chains, which is None: a single chain starts at the "
-                "model's weights."
-            )
         with model.distribute_strategy.scope():
             self.rings = RingBuffer(collection)
         monitored = [] if monitor is None else [monitor.alpha, monitor.share]

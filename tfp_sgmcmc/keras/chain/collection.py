@@ -193,14 +193,16 @@ class NoiseMonitor:
       share: the last share of gradient noise in a step's variance, the mean over chains.
 
     Args:
-      every: steps from one comparison to the next; None is 100.
-      threshold: burn-in ends when alpha falls below it. None never ends burn-in.
+      noise_every: steps from one comparison to the next; None is 100.
+      sampling_threshold: burn-in ends when alpha falls below it. None never ends burn-in.
       num_burnin_steps: smallest number of steps before burn-in can end.
     """
 
-    def __init__(self, every: int | None, threshold: float | None, num_burnin_steps: int):
-        self._every = _EVERY if every is None else every
-        self._threshold, self._burnin = threshold, num_burnin_steps
+    def __init__(
+        self, noise_every: int | None, sampling_threshold: float | None, num_burnin_steps: int
+    ):
+        self._every = _EVERY if noise_every is None else noise_every
+        self._threshold, self._burnin = sampling_threshold, num_burnin_steps
         self.alpha = tf.Variable(math.nan, trainable=False)
         self.share = tf.Variable(math.nan, trainable=False)
 

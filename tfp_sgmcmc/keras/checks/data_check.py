@@ -47,13 +47,8 @@ def check_data(model: keras.Model, source: Source, start: list[tf.Tensor] | None
     outputs = _outputs(model, checked_inputs(model, batch[0]), start)
     compiled_loss.check_probabilities(model, outputs)
     _check_rates(model, outputs)
-    if source.arrays is None:
-        compiled_loss.check_labels(model, batch[1], outputs)
-        _check_units(model, batch, outputs)
-        _check_order(source)
-        return
-    compiled_loss.check_labels(model, source.arrays[1], outputs)
-    for name, nest in zip("xy", source.arrays, strict=False):
+    compiled_loss.check_labels(model, (source.arrays or batch)[1], outputs)
+    for name, nest in zip("xy", source.arrays or (), strict=False):
         bad = bad_rows(nest)
         if len(bad) and not _has_finite_loss(model, source.rows(bad[:_MOST_ROWS])):
             raise ValueError(
@@ -62,6 +57,7 @@ def check_data(model: keras.Model, source: Source, start: list[tf.Tensor] | None
                 f"row {bad[0]}."
             )
     _check_units(model, batch, outputs)
+    _check_order(source)
 
 
 def _check_order(source: Source) -> None:
@@ -156,17 +152,20 @@ def cause_in_data(model: keras.Model, source: Source) -> str | None:
     NaN. Returns None if there are none, or if the data cannot be read beside `fit`. Arrays have
     been checked before.
     """
-    if source.arrays is not None or source.passes is None:
+    if source.arrays is not None or source.read is None:
         return None
     found, num_rows, wrong_labels = list[int](), 0, ""
-    for batch in source.passes():
-        bad = np.union1d(*(bad_rows(nest) for nest in batch[:2]))
-        rows = internals.map_arrays(lambda a, i=bad[:_MOST_ROWS]: tf.gather(a, i), batch)
-        if len(bad) and not _has_finite_loss(model, rows):
-            found += (num_rows + bad).tolist()
-        elif not wrong_labels:
-            wrong_labels = _wrong_labels(model, batch)
-        num_rows += len(internals.array_leaves(batch)[0])
+    try:
+        for batch in source.read():
+            bad = np.union1d(*(bad_rows(nest) for nest in batch[:2]))
+            rows = internals.map_arrays(lambda a, i=bad[:_MOST_ROWS]: tf.gather(a, i), batch)
+            if len(bad) and not _has_finite_loss(model, rows):
+                found += (num_rows + bad).tolist()
+            elif not wrong_labels:
+                wrong_labels = _wrong_labels(model, batch)
+            num_rows += len(internals.array_leaves(batch)[0])
+    except tf.errors.OpError:  # of reading them, or of evaluating the model on them
+        return None
     if not found:
         return wrong_labels or None
     return (

@@ -19,7 +19,7 @@ from tfp_sgmcmc.keras.checks.curvature_check import StabilityCheck
 from tfp_sgmcmc.keras.checks.data_check import check_data
 from tfp_sgmcmc.keras.data.fit_batches import IndependentBatches, ResidentData
 from tfp_sgmcmc.keras.data.training_data import Source
-from tfp_sgmcmc.keras.model import compiled_loss, internals
+from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.records import fit_fingerprint
 from tfp_sgmcmc.keras.records.fit_plan import CheckResults, FitPlan, make_plan, num_due
 from tfp_sgmcmc.keras.records.recorder import FitNumbers
@@ -93,21 +93,22 @@ class Preflight:
             check_weights(source, self._numbers.has_relative_weights)
         self._callback_list = callback_list
         of_all = fit_fingerprint.describe_data(source)
+
+        def described(chain: Chain) -> dict[str, Any]:
+            prior = chain.log_prior_fn
+            return fit_fingerprint.describe_model(model, num_examples, prior, source)
+
         now, before = internals.compiled_loss(model), self._loss
         has_other_loss = before is not None and before is not now
         if chain is not None and (is_stored or has_other_loss):
-            of_all |= fit_fingerprint.describe_model(
-                model, num_examples, chain.log_prior_fn, source
-            )
+            of_all |= described(chain)
         if chain is None or chain.state.is_new:
             self._of_all = {}
         elif has_other_loss and not is_stored:
             # Before the earlier loss is evaluated, which may not take other labels.
             fit_fingerprint.check_same_problem(self._of_all, of_all)
             with internals.with_loss(model, before):
-                self._of_all |= fit_fingerprint.describe_model(
-                    model, num_examples, chain.log_prior_fn, source
-                )
+                self._of_all |= described(chain)
         fit_fingerprint.check_same_problem(self._of_all, of_all)
         self._of_all |= of_all
         self._loss = now
@@ -239,16 +240,6 @@ class Preflight:
         return self._numbers.checks_size and not isinstance(source.dataset, IndependentBatches)
 
 
-def check_samplable(model: keras.Model, **single: Any) -> None:
-    """Raises ValueError for a model, a backend or a strategy that chains do not support.
-
-    `single` are options that need a model on a single replica (None if not given).
-    """
-    internals.check_model(model)
-    compiled_loss.check_likelihoods(model)
-    internals.check_distribution(model, **single)
-
-
 def check_size(source: Source, num_examples: int) -> None:
     """Raises ValueError if the data of a fit have a known size other than N."""
     if source.num_examples not in (None, num_examples):
@@ -306,9 +297,11 @@ def check_weights(source: Source, are_relative: bool) -> None:
       UserWarning: the mean of the weights other than 0 is below 1/3 or above 3, unless only their
         ratios count.
     """
-    batch = source.arrays or source.batch(_MANY) or source.counted_batch()
-    for part in [] if batch is None else keras.tree.flatten(batch[2]):
-        if part is None or not part.shape[0]:
+    batch = source.arrays or source.batch(_MANY)
+    if batch is None and source.counted_batch is not None:
+        batch = source.counted_batch()
+    for part in [] if batch is None else internals.array_leaves(batch[2]):
+        if not part.shape[0]:
             continue
         array = np.asarray(part)
         nonnegative_weights("sample_weight or class_weight", array, some=source.arrays is not None)

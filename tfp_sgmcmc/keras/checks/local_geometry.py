@@ -101,12 +101,11 @@ class CompiledGradients:
 def measure_geometry(
     chain: Chain,
     compiled: CompiledGradients,
-    state: list[tf.Tensor],
     source: Source,
     batch_size: int,
     scale: list[np.ndarray],
 ) -> LocalGeometry:
-    """Measures curvature and noise at the state of one chain.
+    """Measures curvature and noise at the state of the first chain.
 
     The covariance of the noise is estimated from the gradients of groups of examples, which works
     for every layer. If there are few groups for the number of weights, one half of them finds the
@@ -116,12 +115,11 @@ def measure_geometry(
     Args:
       chain: chains of the model.
       compiled: gradients of these chains, or of others over the same log posterior.
-      state: the state of one of them.
       source: data that are visible before the fit.
       batch_size: the largest size of a group.
       scale: the diagonal of M.
     """
-    root = np.concatenate([np.sqrt(s).ravel() for s in scale])
+    state, root = chain.first_state(), np.concatenate([np.sqrt(s).ravel() for s in scale])
     centred = _centred_gradients(chain, compiled, source, state, batch_size) * root
     parts = [centred] * 2 if len(centred) >= _MANY * len(root) else np.array_split(centred, 2)
     shown, measured = (_normalised(rows) for rows in parts)

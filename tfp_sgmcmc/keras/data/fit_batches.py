@@ -208,16 +208,15 @@ def training_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[tuple[Any, Any,
                 f"{name} must be an array [N, ...], or a nest of such arrays. Received: the number "
                 f"{nest}. Give batch_size by its name, as in batch_size={nest}."
             )
-        has_arrays = any(a is not None for a in keras.tree.flatten(nest))
-        if not has_arrays and (name == "x" or nest is not None):
+        if not internals.array_leaves(nest) and (name == "x" or nest is not None):
             raise ValueError(
                 f"{name} must be an array [N, ...], or a nest of such arrays. Received: {nest!r}."
             )
         nests.append(
             internals.map_arrays(lambda a, n=name: as_tensor(a, keras.config.floatx(), n), nest)
         )
-    for weights in keras.tree.flatten(nests[2]):
-        if weights is not None and not np.all(np.isfinite(tf.cast(weights, tf.float64))):
+    for weights in internals.array_leaves(nests[2]):
+        if not np.all(np.isfinite(tf.cast(weights, tf.float64))):
             raise ValueError("sample_weight must have finite entries. Received: NaN or infinity.")
     return tuple(nests), leading_axis(internals.array_leaves(nests))
 
@@ -448,7 +447,6 @@ class WorkerBatches(internals.DataAdapter):
             total = len(rows)
         else:
             batch, rows = self.data[index], None
-            batch = tuple(batch) if isinstance(batch, list) else batch
             batch = keras.utils.unpack_x_y_sample_weight(batch)
             total = len(internals.array_leaves(batch)[0])
         shares = []

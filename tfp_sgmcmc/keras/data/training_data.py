@@ -46,10 +46,6 @@ _BLOCK = 4096  # rows of arrays that are read at once
 _unpacked = keras.utils.unpack_x_y_sample_weight
 
 
-def _no_batch() -> None:
-    """Returns None; a lambda could not be pickled."""
-
-
 class Source(NamedTuple):
     """The training data of a `fit`; None is unknown.
 
@@ -89,7 +85,7 @@ class Source(NamedTuple):
     has_shares: bool = False
     count: Callable[[], int | None] | None = None
     count_batches: Callable[[], int] | None = None
-    counted_batch: Callable[[], Any] = _no_batch
+    counted_batch: Callable[[], Any] | None = None
     read: Callable[[], Iterator[Any]] | None = None
     is_never_shuffled: bool = False
 

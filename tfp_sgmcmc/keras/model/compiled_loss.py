@@ -18,7 +18,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.keras.model import internals
-from tfp_sgmcmc.keras.model.internals import activation_name, symbolic_outputs
 
 LossFn = Callable[[Any, Any, Any], tf.Tensor]  # y_true, y_pred, sample_weight -> values
 
@@ -75,7 +74,8 @@ _ADVICE = {
 
 
 def check_likelihoods(model: keras.Model) -> None:
-    """Raises ValueError if a loss of the model is not a negative log likelihood of its outputs."""
+    """Raises as `check_model`, and ValueError if a loss is not a negative log likelihood."""
+    internals.check_model(model)
     for path, loss in keras.tree.flatten_with_path(model.loss):
         try:
             fn = _function_of_keras(keras.losses.get(loss))
@@ -92,12 +92,12 @@ def check_likelihoods(model: keras.Model) -> None:
 
 def _check_activations(model: keras.Model) -> None:
     """Raises ValueError if a last layer's activation contradicts the compiled loss."""
-    outputs = symbolic_outputs(model)
+    outputs = internals.symbolic_outputs(model)
     if outputs is None or not model.compiled:
         return
     flat = keras.tree.flatten(outputs)
     for place, kind in classes(model, outputs).items():
-        name = activation_name(flat[place])
+        name = internals.activation_name(flat[place])
         if not kind.from_logits and name == "linear":
             raise ValueError(_wrong_outputs("probabilities", "a last layer without activation"))
         if kind.from_logits and name in ("softmax", "sigmoid"):
@@ -184,7 +184,7 @@ def build(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
     try:
         internals.build(model, x, y, sample_weight)
     except (TypeError, ValueError):
-        _check_form(model, y, symbolic_outputs(model))
+        _check_form(model, y, internals.symbolic_outputs(model))
         raise
 
 

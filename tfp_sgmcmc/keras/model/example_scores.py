@@ -167,8 +167,7 @@ class ExampleScores:
         """Returns the largest number of scores for a replica's rows, or None if it is not known."""
         if not isinstance(num_rows, int):
             return self._num_groups
-        num_rows *= replicas.count()
-        return num_rows if self._num_groups is None else min(num_rows, self._num_groups)
+        return self._grouping(num_rows * replicas.count())[0]
 
     def prepare(self, x: Any, num_chains: int | None = None) -> None:
         """Determines once, from the first batch's inputs, how each variable's scores are computed.
@@ -276,16 +275,14 @@ class ExampleScores:
         """Returns the scores for the variables of the other layers."""
         if not self._mapped_variables:
             return []
-        leaves = keras.tree.flatten(batch)
-        given = [x[: rows * width] for x in leaves if x is not None]
+        given = [x[: rows * width] for x in internals.array_leaves(batch)]
 
         def log_likelihood(values: list[tf.Tensor], given: list[tf.Tensor]) -> tf.Tensor:
             by_position = dict(zip(self._mapped_variables, values, strict=True))
             left = iter(given)
-            group = [None if x is None else next(left) for x in leaves]
             value = log_likelihood_fn(
                 [by_position.get(i, x) for i, x in enumerate(state)],
-                keras.tree.pack_sequence_as(batch, group),
+                internals.map_arrays(lambda _: next(left), batch),
                 width,
             )
             return value[tf.newaxis]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 from typing import Any
 
 import keras
@@ -78,13 +79,6 @@ def _link(classes: Any) -> Any:
     return "sigmoid" if classes.axis is None else classes.axis
 
 
-class _Untracked:
-    """Holds objects whose variables Keras must not track, because they are never read."""
-
-    def __init__(self, *values: Any):
-        self.values = values
-
-
 @keras.saving.register_keras_serializable("tfp_sgmcmc")
 class PosteriorAverage(keras.layers.Layer):
     """Evaluates a model with each sample of its variables, and returns mean and spread.
@@ -119,13 +113,12 @@ class PosteriorAverage(keras.layers.Layer):
         **arguments: Any,
     ):
         super().__init__(trainable=False, autocast=False, **arguments)
-        self._averaged = _Untracked(model)
-        # A SavedModel contains only tracked tables. The layers themselves must stay untracked,
-        # because Keras quantizes only layers that contain no layers.
+        # Keras tracks no attributes of this object, whose variables are never read. A SavedModel
+        # contains only tracked tables, and Keras quantizes only layers that contain no layers.
+        self._untracked = types.SimpleNamespace(model=model, losses=[*losses])
         self._tables = model_copy.tables(model)
         self._sampled, self._num_samples = [*sampled], num_samples
         self._links, self._names, self._is_batched = [*links], [*names], is_batched
-        self._likelihoods = _Untracked(*losses)
         narrow = self._narrow() if self.quantization_mode else {}
         for i, dtype in enumerate(self._dtypes()):
             if i not in narrow:
@@ -148,16 +141,27 @@ class PosteriorAverage(keras.layers.Layer):
         self._is_quantized = True  # as Keras' layers do
 
     def quantize(self, mode: Any = None, type_check: bool = True, config: Any = None) -> None:
-        """Stores kernels in 8 bits, with a scale for each sample and output channel.
+        r"""Stores kernels w in 8 bits as integers q and scales s, such that \( w \approx q / s \).
+
+        There is a scale for each sample and output channel. Keras' `AbsMaxQuantizer`, which is the
+        default, takes s = 127 / max |w| over the other axes, so that the error is at most
+        max |w| / 254 (with Keras' epsilon of 1e-7 added to the maximum).
+
+        Args:
+          mode: "int8".
+          type_check: not used.
+          config: a `keras.quantizers.Int8QuantizationConfig`, whose `weight_quantizer` is used.
 
         Raises:
           ValueError: the mode is not "int8".
         """
         del type_check
         check_mode(mode)
+        quantizer = getattr(config, "weight_quantizer", None) or keras.quantizers.AbsMaxQuantizer()
         found = {}
         for i, axes in self._narrow().items():
-            found[i] = quantize(self._value(i), axes, config)
+            values = keras.ops.cast(self._value(i), scale_dtype(self._dtypes()[i]))
+            found[i] = quantizer(values, axis=axes, to_numpy=True)
             delattr(self, f"value_{i}")
         self.quantized_build(None, mode, config)
         for i, (integers, scale) in found.items():
@@ -171,14 +175,13 @@ class PosteriorAverage(keras.layers.Layer):
 
     def _dtypes(self) -> list[str]:
         """Returns the dtypes of the values that are not quantized."""
-        (model,) = self._averaged.values
-        return [x or v.dtype for x, v in zip(self._sampled, model.variables, strict=True)]
+        variables = self._untracked.model.variables
+        return [x or v.dtype for x, v in zip(self._sampled, variables, strict=True)]
 
     def _shape(self, i: int) -> tuple[int, ...]:
         """Returns the shape of the values of variable i, with the axis of samples if it has one."""
-        (model,) = self._averaged.values
         lead = () if self._sampled[i] is None else (self._num_samples,)
-        return (*lead, *model.variables[i].shape)
+        return (*lead, *self._untracked.model.variables[i].shape)
 
     def _narrow(self) -> dict[int, tuple[int, ...]]:
         """Returns the variables that 8 bits can hold, each with the axes that share a scale."""
@@ -227,8 +230,8 @@ class PosteriorAverage(keras.layers.Layer):
             return self._terms(inputs, sample)
 
         if self._is_batched:
-            (model,) = self._averaged.values
-            averages = averaged_at_once(Mapper(model)(terms, tf.range(self._num_samples)), shares)
+            found = Mapper(self._untracked.model)(terms, tf.range(self._num_samples))
+            averages = averaged_at_once(found, shares)
         else:
             averages = averaged(terms, shares)
         (mean, predictive), (variance, epistemic), noise, *_ = averages
@@ -248,8 +251,7 @@ class PosteriorAverage(keras.layers.Layer):
 
     def outputs_of(self, inputs: Any, sample: Any) -> Any:
         """Returns the model's outputs by one sample."""
-        (model,) = self._averaged.values
-        values = self._values(sample)
+        model, values = self._untracked.model, self._values(sample)
         with keras.StatelessScope(state_mapping=[*zip(model.variables, values, strict=True)]):
             for layer in model_copy.normalizations(model):
                 layer.finalize_state()
@@ -259,7 +261,7 @@ class PosteriorAverage(keras.layers.Layer):
         """Returns outputs and means of observations, and variances of observations, by name."""
         flat = keras.tree.flatten(self.outputs_of(inputs, sample))
         means, noises = {}, {}
-        for y, loss, name in zip(flat, self._likelihoods.values, self._names, strict=True):
+        for y, loss, name in zip(flat, self._untracked.losses, self._names, strict=True):
             if loss is not None:
                 observed = loss.distribution(tf.cast(y, loss.dtype))
                 means[name], noises[name] = observed.mean(), observed.variance()
@@ -272,18 +274,18 @@ class PosteriorAverage(keras.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the configuration; raises ValueError if a loss cannot be saved."""
-        serialize = keras.saving.serialize_keras_object
+        serialize, model = keras.saving.serialize_keras_object, self._untracked.model
         return {
             **super().get_config(),
-            "model": serialize(self._averaged.values[0]),
+            "model": serialize(model),
             "sampled": self._sampled,
             "num_samples": self._num_samples,
             "links": self._links,
-            "losses": [None if x is None else serialize(x) for x in self._likelihoods.values],
+            "losses": [None if x is None else serialize(x) for x in self._untracked.losses],
             "names": self._names,
             "is_batched": self._is_batched,
-            "low_rank": model_copy.low_ranks(self._averaged.values[0]),
-            "vocabularies": model_copy.vocabularies(self._averaged.values[0]),
+            "low_rank": model_copy.low_ranks(model),
+            "vocabularies": model_copy.vocabularies(model),
         }
 
     @classmethod
@@ -331,22 +333,6 @@ def axes_of_scale(shape: tuple[int, ...], dtype: str, is_stacked: bool) -> tuple
 def scale_dtype(dtype: str) -> str:
     """Returns the dtype of the scales, which half precision could not hold."""
     return "float64" if dtype == "float64" else "float32"
-
-
-def quantize(variable: keras.Variable, axes: tuple[int, ...], config: Any) -> tuple[Any, Any]:
-    r"""Returns integers q and scales s, such that \( w \approx q / s \).
-
-    Keras' `AbsMaxQuantizer`, which is the default, takes s = 127 / max |w| over the axes, so that
-    the error is at most max |w| / 254 (with Keras' epsilon of 1e-7 added to the maximum).
-
-    Args:
-      variable: w.
-      axes: the axes whose entries share a scale.
-      config: a `keras.quantizers.Int8QuantizationConfig`, whose `weight_quantizer` is used.
-    """
-    quantizer = getattr(config, "weight_quantizer", None) or keras.quantizers.AbsMaxQuantizer()
-    values = keras.ops.cast(variable, scale_dtype(variable.dtype))
-    return quantizer(values, axis=axes, to_numpy=True)
 
 
 def check_mode(mode: Any) -> None:

@@ -13,7 +13,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.internal.checks import array as checked_array
 from tfp_sgmcmc.internal.checks import integer, nonnegative_weights, optional
+from tfp_sgmcmc.keras.model.internals import array_leaves, map_arrays
 from tfp_sgmcmc.sampling.progress import ProgressLines, progress
 from tfp_sgmcmc.targets.data import rows_not_finite, untuned
 
@@ -52,7 +54,7 @@ class Batches:
         has_labels: bool = False,
     ):
         self._model, self._has_labels = model, has_labels
-        self._steps = None if steps is None else integer("steps", steps, 1)
+        self._steps = optional(integer, "steps", steps, 1)
         optional(integer, "batch_size", batch_size, 1)
         self._verbose = _verbosity(verbose)
         self._kind = _kind_of_data(x)
@@ -67,8 +69,8 @@ class Batches:
                         f"(x, y) or (x, y, sample_weight). Received: a {type(value).__name__}."
                     )
             self._batches, length = self._of_stream(x)
-        self.num_batches = length if steps is None or length is None else min(length, steps)
-        self.num_batches = steps if length is None else self.num_batches
+        known = (n for n in (length, self._steps) if n is not None)
+        self.num_batches = min(known, default=None)
         if self._verbose == _WIDGET and self.num_batches is None:
             self._verbose = 1
 
@@ -115,8 +117,7 @@ class Batches:
                     "Received: more. Pass steps=, the number of batches to take."
                 )
             batch = self._checked(element)
-            leaves = keras.tree.flatten(batch)
-            more = sum(math.prod(leaf.shape) for leaf in leaves if leaf is not None)
+            more = sum(math.prod(leaf.shape) for leaf in array_leaves(batch))
             if block and size + more > _BLOCK_ENTRIES:
                 yield block
                 block, size = [], 0
@@ -137,10 +138,7 @@ class Batches:
         data = (x, y if self._has_labels else None, sample_weight)
 
         def batch(start: int) -> Batch:
-            def of(leaf: Any) -> Any:
-                return None if leaf is None else leaf[start : start + batch_size]
-
-            return keras.tree.map_structure(of, data)
+            return map_arrays(lambda leaf: leaf[start : start + batch_size], data)
 
         return map(batch, range(0, rows, batch_size)), math.ceil(rows / batch_size)
 
@@ -332,8 +330,8 @@ def check_dense(data: Any) -> None:
 
 def check_numbers(y: Any) -> None:
     """Raises TypeError if there are strings among the targets; leaves may be specifications."""
-    for leaf in keras.tree.flatten(y):
-        if leaf is not None and _kind(leaf) == "U":
+    for leaf in array_leaves(y):
+        if _kind(leaf) == "U":
             raise TypeError(
                 "y must hold numbers. Received: strings. Encode class labels as numbers 0, 1, ..., "
                 "for example by classes, y = np.unique(labels, return_inverse=True)."
@@ -374,19 +372,14 @@ def row_weight(sample_weight: Any, rows: int) -> np.ndarray:
     if sample_weight is None:
         return np.ones([rows])
     if isinstance(sample_weight, dict):
-        parts = [x for x in keras.tree.flatten(sample_weight) if x is not None]
+        parts = array_leaves(sample_weight)
         if len(parts) != 1:
             raise TypeError(
                 "sample_weight must be one array, as the scores are averages over examples. "
                 f"Received: weights of {len(parts)} outputs, {sorted(sample_weight)}."
             )
         sample_weight = parts[0]
-    try:
-        weight = np.asarray(sample_weight, np.float64)
-    except (TypeError, ValueError):
-        weight = np.asarray(None)
-    if weight.dtype != np.float64:
-        raise TypeError(f"sample_weight must be an array of numbers. Received: {sample_weight!r}.")
+    weight = checked_array("sample_weight", sample_weight, 0, finite=False).astype(np.float64)
     if weight.shape != (rows,):
         raise ValueError(
             f"sample_weight must have one weight for each example, shape [{rows}]. Received: shape "

@@ -150,10 +150,8 @@ class TemperatureScaling:
         in_range = bool(np.all((p >= 0) & (p <= 1)))
         require("probabilities", f"{p.min()} to {p.max()}", in_range, "in [0, 1]")
         if self.axis is not None:
-            has_axis = -p.ndim <= self.axis < p.ndim
-            require(
-                "probabilities", f"shape {p.shape}", has_axis, f"an array with axis {self.axis}"
-            )
+            has_axis, expected = -p.ndim <= self.axis < p.ndim, f"an array with axis {self.axis}"
+            require("probabilities", f"shape {p.shape}", has_axis, expected)
         logits = _log(p) / self.temperature
         if self.axis is None:
             return 1 / (1 + np.exp(_log(1 - p) / self.temperature - logits))
@@ -279,7 +277,6 @@ class Evaluator:
     """
 
     def __init__(self, model: keras.Model, variables: list[keras.Variable]):
-        internals.check_model(model)
         compiled_loss.check_likelihoods(model)
         self._model, self._variables = model, variables
         self._averages = AverageSamples(model, self._terms)

@@ -795,12 +795,6 @@ class Posterior:
         return self._functions[kind][1]
 
 
-def step_size_weights(step_sizes: np.ndarray) -> np.ndarray | None:
-    """Returns the weights of samples that steps of such sizes left; None for equal ones."""
-    is_known = bool(np.isfinite(step_sizes).all())
-    return step_sizes if is_known and np.ptp(step_sizes) > 0 else None
-
-
 def _check_path(path: Any) -> None:
     is_folder = checks.path("path", path).is_dir()
     checks.require("path", f"{path!r}, a directory", not is_folder, "the name of a file")

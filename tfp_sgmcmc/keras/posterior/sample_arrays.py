@@ -20,7 +20,8 @@ from tfp_sgmcmc.targets.data import rows_not_finite
 _HALF = ("float16", "bfloat16")
 _WIDE = ("float32", "float64")  # dtypes of variables whose samples may be in half precision
 _FORMAT = "tfp_sgmcmc.keras.Posterior"
-# Version 1 has no weights. Version 2 has them. Version 3 records whether it has, and the dtypes.
+# Version 1 has no weights. Version 2 has them. Version 3, which is written, records whether it has
+# them, and the dtypes of the samples.
 _VERSIONS = (1, 2, 3)
 _KEYS = ("path", "shape", "dtype")
 
@@ -79,16 +80,12 @@ def checked(
       TypeError: `samples` is not a sequence of arrays.
       ValueError: the samples do not fit the variables, or NumPy arrays are not finite.
     """
-    if isinstance(samples, np.ndarray | str) or not isinstance(samples, Sequence):
-        raise TypeError(
-            "samples must be a list of arrays, one for each variable. Received: a "
-            f"{type(samples).__name__}."
-        )
-    for values in samples:
-        if not hasattr(values, "shape") or not hasattr(values, "dtype"):
+    is_list = isinstance(samples, Sequence) and not isinstance(samples, np.ndarray | str)
+    for values in samples if is_list else [samples]:
+        if not is_list or not hasattr(values, "shape") or not hasattr(values, "dtype"):
             raise TypeError(
-                "samples must be a list of arrays, one for each variable. Received: a list with a "
-                f"{type(values).__name__}."
+                "samples must be a list of arrays, one for each variable. Received: "
+                f"{'a list with ' if is_list else ''}a {type(values).__name__}."
             )
     if len(samples) != len(variables) or not samples:
         raise ValueError(
@@ -178,15 +175,14 @@ def write_file(
     is_weighted = samples.weights is not None
     header: dict[str, Any] = {
         "format": _FORMAT,
-        "version": 2 if is_weighted else 1,
+        "version": _VERSIONS[-1],
         "num_chains": samples.num_chains,
         "variables": [dict(zip(_KEYS, _description(v, model), strict=True)) for v in variables],
+        "weighted": is_weighted,
+        "stored": [np.dtype(x.dtype).name for x in samples.arrays],
     }
     if temperature != 1:
         header |= {"temperature": temperature}
-    stored = [np.dtype(x.dtype).name for x in samples.arrays]
-    if stored != [v.dtype for v in variables]:
-        header |= {"version": 3, "weighted": is_weighted, "stored": stored}
     arrays = {str(i): values for i, values in enumerate(samples.arrays)}
     npz.write(path, header, {**arrays, "weights": samples.weights} if is_weighted else arrays)
 

@@ -130,11 +130,11 @@ def plot_calibration(posterior: Any, x: Any, y: Any, batch_size: int | None) -> 
         (kind,) = kinds.values()
         confidence, hit, counts = (np.ravel(part) for part in decided(p, y, kind))
         bins = np.clip((confidence * _BINS).astype(int), 0, _BINS - 1)
-        used = [b for b in range(_BINS) if np.any(counts[bins == b])]
-        given = [np.average(confidence[bins == b], weights=counts[bins == b]) for b in used]
-        found = [np.average(hit[bins == b], weights=counts[bins == b]) for b in used]
-        share = [counts[bins == b].sum() / counts.sum() for b in used]
-        axes.bar(given, share, 0.03, color="0.8", label="share of rows")
+        total = np.bincount(bins, counts, _BINS)
+        used = total > 0
+        sums = (np.bincount(bins, counts * part, _BINS) for part in (confidence, hit))
+        given, found = (of_bins[used] / total[used] for of_bins in sums)
+        axes.bar(given, total[used] / total.sum(), 0.03, color="0.8", label="share of rows")
         axes.plot(given, found, "o-", label="posterior average")
         axes.set(xlabel="probability of the decision", ylabel="share that is right")
     else:

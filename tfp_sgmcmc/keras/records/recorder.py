@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -76,7 +76,7 @@ class Recorder:
         self,
         numbers: FitNumbers,
         samples: SampleLog | StoredSampleLog,
-        seconds_between_commits: float,
+        seconds_between_commits: float = 0.0,
     ):
         self.chain: Chain | None = None
         self.samples, self.failed = samples, False
@@ -108,10 +108,13 @@ class Recorder:
         self._num_seen = self._num_unseen = 0
         self._initial = [(v, v.numpy()) for v in chain.model.weights]
 
-    def begin_fit(self, num_epochs: int, problem: FitProblem) -> int | None:
+    def begin_fit(
+        self, num_epochs: int, problem: FitProblem, settings: Mapping[str, Any]
+    ) -> int | None:
         """Restores a saved chain; returns the epoch to begin at, or None for the first.
 
-        Fits and epochs that were completed before the chain was saved are not repeated.
+        Fits and epochs that were completed before the chain was saved are not repeated. `settings`
+        are values that must be the same for the chain to continue.
 
         Raises:
           ValueError: the model is not built, or a different chain was saved.
@@ -128,9 +131,7 @@ class Recorder:
         is_new = not len(self.samples)
         scoped = {f"any fit, {name}": x for name, x in problem.of_all.items()}
         scoped |= {f"fit {self._progress.fit}, {name}": x for name, x in problem.of_fit.items()}
-        checkpoint, recorded = self.samples.open(
-            self.chain.model, self.chain.kernel_description, scoped
-        )
+        checkpoint, recorded = self.samples.open(self.chain.model, settings, scoped)
         if checkpoint is not None and is_new:
             self.chain.rings.recorded = recorded
             self.chain.state.restore(checkpoint)

@@ -113,17 +113,19 @@ class StoredSampleLog:
         self._numbers: dict[int, int] = {}  # positions of the model's variables, by id
         self._names: list[str] = []  # names of the recorded variables; none before the first sample
 
-    def open(self, model: keras.Model, kernel: dict[str, Any], problem: dict[str, Any]) -> Opened:
+    def open(
+        self, model: keras.Model, settings: Mapping[str, Any], problem: dict[str, Any]
+    ) -> Opened:
         """Locks the directory; returns the saved chain, and the variables recorded there.
 
         Args:
           model: the model.
-          kernel: values that must be the same for the chain to continue.
+          settings: values that must be the same for the chain to continue.
           problem: values that must be the same if they were known before. Their names begin with
             "any fit" or "fit" and a number.
         """
         self._problem |= problem
-        self.fingerprint |= kernel
+        self.fingerprint |= settings
         if self.strategy is None:
             return self._open(model)
         found: list[Opened] = []
@@ -142,7 +144,10 @@ class StoredSampleLog:
                 self._run.add_to_fingerprint(self._problem)
             return None, []
         num_before = len(self)
-        run = RunDirectory(self.path, self.resume)
+        # By position, because Keras names the variables of a second model in a process otherwise.
+        self._numbers = {id(v): i for i, v in enumerate(model.variables)}
+        run, saved = RunDirectory(self.path, self.resume), None
+        recorded: list[keras.Variable] = []
         try:
             saved_run = run.saved()
             if saved_run is not None:
@@ -151,8 +156,9 @@ class StoredSampleLog:
                 both = {n: before[n] for n in self.fingerprint if n in before}
                 check_same(f"The run in {self.path}", both, {n: self.fingerprint[n] for n in both})
                 self._saved_problem = {n: x for n, x in before.items() if n.startswith(_SCOPES)}
-            recorded, names = self._saved_variables(run, model)
-            saved = self._start(run, recorded, names) if recorded else None
+                recorded = recorded_variables(saved_run, model)
+                names = [n.removeprefix(_GROUP) for n in before if n.startswith(_GROUP)]
+                saved = self._start(run, recorded, names)
             if num_before not in (0, run.num_committed):
                 raise ValueError(
                     f"The run in {self.path} must have the {num_before} samples that this callback "
@@ -239,32 +245,19 @@ class StoredSampleLog:
         run.add_to_fingerprint(self._problem)
         return saved
 
-    def _saved_variables(
-        self, run: RunDirectory, model: keras.Model
-    ) -> tuple[list[keras.Variable], list[str]]:
-        """Returns the variables with samples in a run, and their names there.
 
-        A variable is identified by its position, because Keras gives it another name if the model
-        is created a second time in one process.
-        """
-        self._numbers = {id(v): i for i, v in enumerate(model.variables)}
-        checkpoint = run.saved()
-        if checkpoint is None:
-            return [], []
-        saved = checkpoint.header["fingerprint"]
-        names = [n.removeprefix(_GROUP) for n in saved if n.startswith(_GROUP)]
-        return recorded_variables(checkpoint, model), names
-
-
-class OtherWorkerLog(StoredSampleLog):
+class OtherWorkerLog(SampleLog, StoredSampleLog):
     """Counts samples and holds the last one, while worker 0 holds all in its directory."""
 
     def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self._count, self._last = 0, SampleLog()
+        SampleLog.__init__(self)
+        StoredSampleLog.__init__(self, *arguments)
+        self._count = 0
 
-    def open(self, model: keras.Model, kernel: dict[str, Any], problem: dict[str, Any]) -> Opened:
-        del kernel, problem  # compared by worker 0, and among the workers
+    def open(
+        self, model: keras.Model, settings: Mapping[str, Any], problem: dict[str, Any]
+    ) -> Opened:
+        del settings, problem  # compared by worker 0, and among the workers
         assert self.strategy is not None  # of several workers
         sent = replicas.of_first(self.strategy, bytes)
         if not sent:
@@ -282,21 +275,9 @@ class OtherWorkerLog(StoredSampleLog):
     def __len__(self) -> int:
         return self._count
 
-    @property
-    def values(self) -> list[Any]:
-        return self._last.values
-
-    @property
-    def steps(self) -> np.ndarray:
-        return self._last.steps
-
-    @property
-    def step_sizes(self) -> np.ndarray:
-        return self._last.step_sizes
-
     def append(self, recorded: Sequence[keras.Variable], new: list[np.ndarray]) -> None:
-        self._last = SampleLog()
-        self._last.append(recorded, [x[-1:] for x in new])
+        self._chunks = []
+        super().append(recorded, [x[-1:] for x in new])
         self._count += len(new[-1])
 
     def commit(
