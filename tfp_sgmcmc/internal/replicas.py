@@ -145,7 +145,11 @@ def total(values: Any) -> Any:
 
     All replicas must call it, outside loops, branches and mapped functions.
     """
-    return values if count() == 1 else Replicas.total(values)
+    if count() == 1 or not tf.nest.flatten(values):
+        return values
+    # TensorFlow does not sum an object that all replicas share, such as a constant.
+    values = tf.nest.map_structure(tf.identity, values)
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
 
 
 def total_rows(rows: Any) -> Any:
@@ -165,9 +169,19 @@ def averaged(values: Sequence[tf.Tensor], rows: Any, num_rows: Any) -> list[tf.T
     return [next(means) if x.dtype.is_floating else x for x in values]
 
 
-def gathered(tensors: Any, axis: int) -> Any:
-    """Returns a nest of tensors, concatenated over replicas along `axis`."""
-    return tensors if count() == 1 else Replicas.joined(tensors, axis)
+def gathered(tensors: Any, axis: int, size: int | None = None) -> Any:
+    """Returns a nest of tensors, concatenated over replicas along `axis`.
+
+    `size` is the length of that axis, if known. All replicas must call it, as for `total`.
+    """
+    if count() == 1:
+        return tensors
+
+    def join(x: tf.Tensor) -> tf.Tensor:
+        shape = [*x.shape[:axis], size, *x.shape[axis + 1 :]]
+        return tf.ensure_shape(tf.distribute.get_replica_context().all_gather(x, axis), shape)
+
+    return tf.nest.map_structure(join, tensors)
 
 
 class Replicas:
@@ -232,32 +246,6 @@ class Replicas:
         tensors = traced(on_all)() if tf.executing_eagerly() else on_all()
         return tf.nest.pack_sequence_as(found[0], tensors)
 
-    @staticmethod
-    def total(values: Any) -> Any:
-        """Returns the sums of a nest of tensors over replicas. All replicas must call it.
-
-        It must be called outside loops, branches and mapped functions.
-        """
-        if not tf.nest.flatten(values):
-            return values
-        # TensorFlow does not sum an object that all replicas share, such as a constant.
-        values = tf.nest.map_structure(tf.identity, values)
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
-
-    @staticmethod
-    def joined(tensors: Any, axis: int, size: int | None = None) -> Any:
-        """Returns a nest with the tensors of all replicas, concatenated along `axis`.
-
-        `size` is the length of that axis, if known. All replicas must call it, as for `total`.
-        """
-        context = tf.distribute.get_replica_context()
-
-        def join(x: tf.Tensor) -> tf.Tensor:
-            shape = [*x.shape[:axis], size, *x.shape[axis + 1 :]]
-            return tf.ensure_shape(context.all_gather(x, axis), shape)
-
-        return tf.nest.map_structure(join, tensors)
-
     def all(self, value: Any) -> list[Any]:
         """Returns the JSON values of all workers, in the order of their numbers."""
         if self.num_workers == 1:
@@ -274,7 +262,7 @@ class Replicas:
 
     @functools.cached_property
     def _join(self) -> Callable[[tf.Tensor], tf.Tensor]:
-        return traced(lambda row: self.run(lambda: self.joined(row[tf.newaxis], 0)))
+        return traced(lambda row: self.run(lambda: gathered(row[tf.newaxis], 0)))
 
     def from_first(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         """Replaces this worker's arrays by those of worker 0, bit for bit.
