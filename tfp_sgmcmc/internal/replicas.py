@@ -116,11 +116,8 @@ def exchanged(strategy: tf.distribute.Strategy, make: Callable[[], bytes]) -> li
       ValueError: `make` failed on another worker, which the message names with the reason.
       Exception: the exception that `make` raised on this worker.
     """
-    error: Exception | None = None
-    try:
-        message = _ANSWER + make()
-    except Exception as raised:  # of any kind, because the others wait for a message
-        error, message = raised, _ERROR + str(raised).encode()
+    result, error = _outcome(make)
+    message = _ANSWER + result if error is None else _ERROR + str(error).encode()
     found = messages(strategy, message)
     if error is not None:
         raise error
@@ -202,14 +199,9 @@ class Replicas:
         self.num_workers = self.count // len(self.held)
 
     @property
-    def worker(self) -> int:
-        """The number of this process."""
-        return self.held[0] // len(self.held)
-
-    @property
     def is_first(self) -> bool:
         """Whether this process is worker 0, which writes the files that all share."""
-        return self.worker == 0
+        return self.held[0] == 0
 
     def here(self) -> int | None:
         """Returns the number of the replica whose step is under way, or None between steps.
@@ -284,11 +276,7 @@ class Replicas:
 
         `fn` must not communicate. `what` describes it in messages, such as "load its shards".
         """
-        result, failure = None, None
-        try:
-            result = fn()
-        except Exception as error:
-            failure = error
+        result, failure = _outcome(fn)
         found = self.all(None if failure is None else f"{type(failure).__name__}: {failure}")
         if failure is not None:
             raise failure
@@ -309,6 +297,14 @@ class Replicas:
                 raise ValueError(
                     f"Workers 0 and {worker} must be given the same. Received: {differences}."
                 )
+
+
+def _outcome(fn: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """Returns what `fn` returns, and what it raises, because other workers wait for a message."""
+    try:
+        return fn(), None
+    except Exception as error:
+        return None, error
 
 
 def _number() -> tf.Tensor:

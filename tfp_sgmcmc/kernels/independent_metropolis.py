@@ -132,6 +132,7 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
     ):
         integer("block_size", block_size, 1)
         center = convert_state(center, initial=True, called="center")
+        self._parameters = {name: x for name, x in locals().items() if name != "self"}
         lead: list[int] = []
         if weights is not None:
             given = array("weights", weights, 1).astype(np.float64)
@@ -163,14 +164,6 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
         self._weights = given / given.sum() if lead else None
         #: The target; a plain callable is wrapped.
         self.target = as_target(target_log_prob_fn, full_data_expected=True)
-        self._parameters = {
-            "target_log_prob_fn": target_log_prob_fn,
-            "center": center,
-            "hessian": hessian,
-            "tail_share": tail_share,
-            "block_size": block_size,
-            "weights": weights,
-        }
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -257,6 +257,10 @@ class MinibatchLogProb(ModelTarget):
             likelihood = self._sum_of_slice(state, 0, self.num_examples, prior.shape)
             del kept
             return prior + likelihood
+        return self._in_chunks(state)
+
+    def _in_chunks(self, state: State) -> tf.Tensor:
+        """Returns the log posterior, with first derivatives only, in chunks of bounded memory."""
         return self.log_prior(state) + with_given_gradient(
             lambda s: self.sum_over_chunks(s, self.chunk_size), state
         )

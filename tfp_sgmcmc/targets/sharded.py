@@ -22,7 +22,6 @@ from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.model_target import ModelTarget
-from tfp_sgmcmc.targets.scores import with_given_gradient
 from tfp_sgmcmc.targets.stratified import Strata, StratifiedLogProb, load_shards
 
 
@@ -228,10 +227,7 @@ class ShardedLogProb(MinibatchLogProb):
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         if self.replicas is None:
             return self._parts[0](*args, **kwargs)
-        state = convert_state(state_from_call(args, kwargs))
-        return self.log_prior(state) + with_given_gradient(
-            lambda s: self.sum_over_chunks(s, self.chunk_size), state
-        )
+        return self._in_chunks(convert_state(state_from_call(args, kwargs)))
 
     def log_prob_of_many(self, states: State) -> tf.Tensor:
         return call_with_state(self, states)
