@@ -119,10 +119,15 @@ class Target(sgmcmc.MinibatchLogProb):
         super().__init__(log_prior, drbm.log_likelihood, data, batch_size, shared_batch=True)
 
     def estimate_from(
-        self, draw: Callable[[Any], Any], state: Any, probe: Any, with_scores: bool, total: int
+        self,
+        rows_of: Callable[[Any, Any], Any],
+        state: Any,
+        probe: Any,
+        with_scores: bool,
+        total: int,
     ) -> GradientEstimate:
         prior, gradient, _ = value_and_gradient(self.log_prior, state)
-        batch, n = draw(prior.shape), self.batch_size
+        batch, n = rows_of(self, prior.shape), self.batch_size
         value, first, second = sums(Weights(*state), batch["x"], batch["y"])
         gradient = Weights(*(p + total / n * s for p, s in zip(gradient, first, strict=True)))
         scores: Any = ()

@@ -27,6 +27,7 @@ import tfp_sgmcmc as sgmcmc
 from benchmarks.common import command_line
 from benchmarks.common.logistic import gaussian_log_prior, log_likelihood
 from benchmarks.scaling_out import workers
+from tfp_sgmcmc.internal.replicas import total as sum_over_replicas
 from tfp_sgmcmc.sampling.loop import Loop, start_of
 
 MODULE = "benchmarks.scaling_out.replicas"
@@ -138,7 +139,7 @@ def _sum_ms(replicas: Any, dim: int, repeats: int) -> tuple[float, float]:
     def sums(x: tf.Tensor) -> tf.Tensor:
         return tf.while_loop(
             lambda i, _: i < count,
-            lambda i, x: (i + 1, replicas.run(lambda: replicas.total(x / replicas.count))),
+            lambda i, x: (i + 1, replicas.run(lambda: sum_over_replicas(x / replicas.count))),
             (tf.constant(0), x),
             parallel_iterations=1,
         )[1]

@@ -8,7 +8,8 @@ import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.internal.nest import num_entries
-from tfp_sgmcmc.kernels.momentum import kinetic_temperature, number_at, scaled
+from tfp_sgmcmc.kernels.base import number_at
+from tfp_sgmcmc.kernels.momentum import kinetic_temperature, scaled
 
 NORMAL = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
 TWO_PARTS = sgmcmc.FullDataLogProb(

@@ -25,8 +25,8 @@ from tests.targets.shards import (
     sharded,
 )
 from tfp_sgmcmc.internal import xla
-from tfp_sgmcmc.internal.replicas import Replicas
 from tfp_sgmcmc.sampling.shards import shard_driver
+from tfp_sgmcmc.targets import sharded as sharded_target
 from tfp_sgmcmc.targets.streaming import block_sums
 
 
@@ -72,7 +72,7 @@ def test_chain_is_that_of_one_replica(name: str, jit_compile: bool) -> None:
 
 def test_shares_that_are_not_summed_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: each replica goes by its own shards alone."""
-    monkeypatch.setattr(Replicas, "total", lambda _, values: values)
+    monkeypatch.setattr(sharded_target, "total", lambda values: values)
     alone, together = on_both("SGLD", jit_compile=False)
     with pytest.raises(AssertionError):
         assert_close(together, alone)

@@ -260,9 +260,8 @@ def flatten_events(x: State, lead_ndims: int) -> tf.Tensor:
     """Concatenates the entries of all parts behind their leading axes, shape `[lead..., D]`."""
 
     def flat(part: tf.Tensor) -> tf.Tensor:
-        lead, size = part.shape[:lead_ndims], part.shape[lead_ndims:].num_elements()
-        sizes = [tf.shape(part)[i] if n is None else n for i, n in enumerate(lead)]
-        return tf.reshape(part, [*sizes, size])  # which keeps the sizes that are known
+        size = part.shape[lead_ndims:].num_elements()
+        return tf.reshape(part, [*sizes_of(part)[:lead_ndims], size])
 
     parts = [flat(part) for part in tf.nest.flatten(x)]
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=-1)
@@ -296,18 +295,23 @@ def chain_of_vector(vector: np.ndarray, like: State, chain_ndims: int) -> State:
     return unflatten_events(vector.reshape([1] * chain_ndims + [-1]), like, chain_ndims)
 
 
+def flatten_named(nest: Any, called: str) -> list[Any]:
+    """Returns the leaves of a nest; raises TypeError for names that have no order."""
+    try:
+        return tf.nest.flatten(nest)
+    except TypeError as error:
+        raise TypeError(
+            f"{called} must have names that can be sorted, such as strings. Received: {error}."
+        ) from error
+
+
 def convert_state(state: State, initial: bool = False, called: str = "state") -> State:
     """Returns `state` as tensors; raises for parts without a gradient, such as integers.
 
     Only an `initial` state must be finite: `tfp_sgmcmc.diagnostics.check_finite` reports chains
     that break down later. `called` is the name in messages.
     """
-    try:
-        leaves = tf.nest.flatten(state)
-    except TypeError as error:
-        raise TypeError(
-            f"{called} must have names that can be sorted, such as strings. Received: {error}."
-        ) from error
+    leaves = flatten_named(state, called)
     if not initial and leaves and all(isinstance(x, tf.Tensor) for x in leaves):
         dtypes = {x.dtype for x in leaves}
         if len(dtypes) == 1 and dtypes.pop().is_floating:

@@ -116,11 +116,8 @@ def exchanged(strategy: tf.distribute.Strategy, make: Callable[[], bytes]) -> li
       ValueError: `make` failed on another worker, which the message names with the reason.
       Exception: the exception that `make` raised on this worker.
     """
-    error: Exception | None = None
-    try:
-        message = _ANSWER + make()
-    except Exception as raised:  # of any kind, because the others wait for a message
-        error, message = raised, _ERROR + str(raised).encode()
+    result, error = _outcome(make)
+    message = _ANSWER + result if error is None else _ERROR + str(error).encode()
     found = messages(strategy, message)
     if error is not None:
         raise error
@@ -145,7 +142,11 @@ def total(values: Any) -> Any:
 
     All replicas must call it, outside loops, branches and mapped functions.
     """
-    return values if count() == 1 else Replicas.total(values)
+    if count() == 1 or not tf.nest.flatten(values):
+        return values
+    # TensorFlow does not sum an object that all replicas share, such as a constant.
+    values = tf.nest.map_structure(tf.identity, values)
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
 
 
 def total_rows(rows: Any) -> Any:
@@ -165,9 +166,19 @@ def averaged(values: Sequence[tf.Tensor], rows: Any, num_rows: Any) -> list[tf.T
     return [next(means) if x.dtype.is_floating else x for x in values]
 
 
-def gathered(tensors: Any, axis: int) -> Any:
-    """Returns a nest of tensors, concatenated over replicas along `axis`."""
-    return tensors if count() == 1 else Replicas.joined(tensors, axis)
+def gathered(tensors: Any, axis: int, size: int | None = None) -> Any:
+    """Returns a nest of tensors, concatenated over replicas along `axis`.
+
+    `size` is the length of that axis, if known. All replicas must call it, as for `total`.
+    """
+    if count() == 1:
+        return tensors
+
+    def join(x: tf.Tensor) -> tf.Tensor:
+        shape = [*x.shape[:axis], size, *x.shape[axis + 1 :]]
+        return tf.ensure_shape(tf.distribute.get_replica_context().all_gather(x, axis), shape)
+
+    return tf.nest.map_structure(join, tensors)
 
 
 class Replicas:
@@ -188,14 +199,9 @@ class Replicas:
         self.num_workers = self.count // len(self.held)
 
     @property
-    def worker(self) -> int:
-        """The number of this process."""
-        return self.held[0] // len(self.held)
-
-    @property
     def is_first(self) -> bool:
         """Whether this process is worker 0, which writes the files that all share."""
-        return self.worker == 0
+        return self.held[0] == 0
 
     def here(self) -> int | None:
         """Returns the number of the replica whose step is under way, or None between steps.
@@ -232,32 +238,6 @@ class Replicas:
         tensors = traced(on_all)() if tf.executing_eagerly() else on_all()
         return tf.nest.pack_sequence_as(found[0], tensors)
 
-    @staticmethod
-    def total(values: Any) -> Any:
-        """Returns the sums of a nest of tensors over replicas. All replicas must call it.
-
-        It must be called outside loops, branches and mapped functions.
-        """
-        if not tf.nest.flatten(values):
-            return values
-        # TensorFlow does not sum an object that all replicas share, such as a constant.
-        values = tf.nest.map_structure(tf.identity, values)
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, values)
-
-    @staticmethod
-    def joined(tensors: Any, axis: int, size: int | None = None) -> Any:
-        """Returns a nest with the tensors of all replicas, concatenated along `axis`.
-
-        `size` is the length of that axis, if known. All replicas must call it, as for `total`.
-        """
-        context = tf.distribute.get_replica_context()
-
-        def join(x: tf.Tensor) -> tf.Tensor:
-            shape = [*x.shape[:axis], size, *x.shape[axis + 1 :]]
-            return tf.ensure_shape(context.all_gather(x, axis), shape)
-
-        return tf.nest.map_structure(join, tensors)
-
     def all(self, value: Any) -> list[Any]:
         """Returns the JSON values of all workers, in the order of their numbers."""
         if self.num_workers == 1:
@@ -274,7 +254,7 @@ class Replicas:
 
     @functools.cached_property
     def _join(self) -> Callable[[tf.Tensor], tf.Tensor]:
-        return traced(lambda row: self.run(lambda: self.joined(row[tf.newaxis], 0)))
+        return traced(lambda row: self.run(lambda: gathered(row[tf.newaxis], 0)))
 
     def from_first(self, arrays: Sequence[Any]) -> list[np.ndarray]:
         """Replaces this worker's arrays by those of worker 0, bit for bit.
@@ -296,11 +276,7 @@ class Replicas:
 
         `fn` must not communicate. `what` describes it in messages, such as "load its shards".
         """
-        result, failure = None, None
-        try:
-            result = fn()
-        except Exception as error:
-            failure = error
+        result, failure = _outcome(fn)
         found = self.all(None if failure is None else f"{type(failure).__name__}: {failure}")
         if failure is not None:
             raise failure
@@ -321,6 +297,14 @@ class Replicas:
                 raise ValueError(
                     f"Workers 0 and {worker} must be given the same. Received: {differences}."
                 )
+
+
+def _outcome(fn: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """Returns what `fn` returns, and what it raises, because other workers wait for a message."""
+    try:
+        return fn(), None
+    except Exception as error:
+        return None, error
 
 
 def _number() -> tf.Tensor:

@@ -12,7 +12,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.checks import number, positive
 from tfp_sgmcmc.internal.nest import MANY_PARTS, Packing, State, map_parts, num_entries, sum_events
-from tfp_sgmcmc.kernels.base import StepSize, StochasticGradientKernel, number_at, value_at
+from tfp_sgmcmc.kernels.base import StepSize, StochasticGradientKernel, value_at
 from tfp_sgmcmc.kernels.momentum import scaled
 
 _PACKED = {"small": 2**16, "fewest": MANY_PARTS}  # small parts of a state, which move as one
@@ -135,6 +135,8 @@ class AnnealedSGHMC(StochasticGradientKernel):
       D. P. Kingma and J. Ba. Adam: a method for stochastic optimization. ICLR, 2015. Algorithm 1:
       steps by the root of the mean squared gradient.
     """
+
+    _number_names = "step_size", "prior_scale", "temperature"
 
     def __init__(
         self,
@@ -287,11 +289,6 @@ class AnnealedSGHMC(StochasticGradientKernel):
             shape = tf.concat([shape[:-1], ones, shape[-1:]], 0)
             parts[i] -= tf.cast(c, weights.dtype) * tf.reshape(biases, shape)
         return tf.nest.pack_sequence_as(gradient, parts)
-
-    def _numbers(self, step: tf.Tensor, state: State, chain_ndims: int) -> list[tf.Tensor]:
-        """Returns the largest step, w and T at `step`, scalars or `[chains...]`."""
-        names = ("step_size", "prior_scale", "temperature")
-        return [number_at(self._parameters[n], step, state, chain_ndims, n) for n in names]
 
 
 def _packing(state: State, chain_ndims: int) -> Packing:

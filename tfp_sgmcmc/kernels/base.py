@@ -96,6 +96,8 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
       full_data_expected: whether to accept a plain callable as target without a warning.
     """
 
+    _number_names: Sequence[str] = ("step_size",)
+
     def __init__(
         self,
         parameters: dict[str, Any],
@@ -192,6 +194,13 @@ class StochasticGradientKernel(tfp.mcmc.TransitionKernel, abc.ABC):
 
     @abc.abstractmethod
     def _update(self, state: State, results: Any, seed: tf.Tensor) -> tuple[State, Any]: ...
+
+    def _numbers(self, step: tf.Tensor, state: State, chain_ndims: int) -> Sequence[tf.Tensor]:
+        """Returns the arguments `_number_names` at `step`, scalars or `[chains...]`."""
+        return [
+            number_at(self._parameters[name], step, state, chain_ndims, name)
+            for name in self._number_names
+        ]
 
     def _zeros(self, state: State) -> tf.Tensor:
         """Returns a zero for each chain, `[chains...]`."""

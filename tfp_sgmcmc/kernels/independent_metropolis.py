@@ -23,7 +23,7 @@ from tfp_sgmcmc.internal.nest import (
     unflatten_events,
 )
 from tfp_sgmcmc.kernels.base import check_results
-from tfp_sgmcmc.targets.base import Target, as_target
+from tfp_sgmcmc.targets.base import as_target
 from tfp_sgmcmc.targets.laplace.quadratic import least_eigenvalue, root_of_inverse
 
 DEGREES_OF_FREEDOM = 8  # of the heavy tails of a defensive normal
@@ -132,6 +132,7 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
     ):
         integer("block_size", block_size, 1)
         center = convert_state(center, initial=True, called="center")
+        self._parameters = {name: x for name, x in locals().items() if name != "self"}
         lead: list[int] = []
         if weights is not None:
             given = array("weights", weights, 1).astype(np.float64)
@@ -161,15 +162,8 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
         self._factor = np.stack([root_of_inverse(x) for x in matrices]).reshape(precision.shape)
         self._shares = np.asarray(shares, np.float64)
         self._weights = given / given.sum() if lead else None
-        self._target = as_target(target_log_prob_fn, full_data_expected=True)
-        self._parameters = {
-            "target_log_prob_fn": target_log_prob_fn,
-            "center": center,
-            "hessian": hessian,
-            "tail_share": tail_share,
-            "block_size": block_size,
-            "weights": weights,
-        }
+        #: The target; a plain callable is wrapped.
+        self.target = as_target(target_log_prob_fn, full_data_expected=True)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -189,15 +183,10 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
         center = self._parameters["center"]
         return center if self._weights is None else tf.nest.map_structure(lambda x: x[0], center)
 
-    @property
-    def target(self) -> Target:
-        """The target; a plain callable is wrapped."""
-        return self._target
-
     def bootstrap_results(self, init_state: State) -> IndependentMetropolisResults:
         """Evaluates the log posterior at `init_state`."""
         state = convert_state(init_state, initial=True)
-        log_prob = call_with_state(self._target, state)
+        log_prob = call_with_state(self.target, state)
         flat = flatten_events(state, log_prob.shape.rank)
         given = self._center.shape[-1], self._center.dtype.name
         if (flat.shape[-1], flat.dtype.name) != given:
@@ -261,7 +250,7 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
         proposals, log_q = _Proposals(*(fields[x] for x in _Proposals._fields)).draw(shape, seed)
         flat = tf.reshape(proposals, [-1, proposals.shape[-1]])
         states = unflatten_events(flat, state, like.shape.rank - 1)
-        log_probs = tf.reshape(self._target.log_prob_of_many(states), shape[:-1])
+        log_probs = tf.reshape(self.target.log_prob_of_many(states), shape[:-1])
         nowhere = tf.constant(-np.inf, log_probs.dtype)
         log_probs = tf.where(tf.math.is_nan(log_probs), nowhere, log_probs)
         return proposals, log_probs, log_probs - log_q

@@ -15,7 +15,6 @@ from tfp_sgmcmc.kernels.base import (
     StochasticGradientKernel,
     check_results,
     is_schedule,
-    number_at,
     setting_at,
     value_at,
 )
@@ -93,13 +92,6 @@ class MomentumKernel(StochasticGradientKernel):
             kinetic_temperature=kinetic_temperature(momentum, self._mass(state), chain_ndims),
         )
         return fields, friction + zeros
-
-    def _numbers(self, step: tf.Tensor, state: State, chain_ndims: int) -> list[tf.Tensor]:
-        """Returns h, friction, temperature and those of a subclass, scalars or `[chains...]`."""
-        return [
-            number_at(self._parameters[name], step, state, chain_ndims, name)
-            for name in self._number_names
-        ]
 
 
 def scaled(number: tf.Tensor, x: tf.Tensor) -> tf.Tensor:

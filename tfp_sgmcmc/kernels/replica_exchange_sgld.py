@@ -168,9 +168,7 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
 
     def metric_product(self, vector: State, state: State, results: Any) -> State:
         """Returns M v with the preconditioner M of replica 1."""
-        states = map_parts(
-            lambda x, hot: tf.concat([x[tf.newaxis], hot], axis=0), state, results.hot_states
-        )
+        states = _of_all_replicas(state, results)
         vectors = map_parts(lambda v, x: tf.broadcast_to(v, tf.shape(x)), vector, states)
         sgld = SGLD(self._target, 1.0, preconditioner=self._parameters["preconditioner"])
         product = sgld.metric_product(vectors, states, _of_sgld(results))
@@ -198,9 +196,7 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
         self, state: State, results: ReplicaExchangeSGLDResults, seed: tf.Tensor
     ) -> tuple[State, ReplicaExchangeSGLDResults]:
         move_seed, swap_seed = random.split(seed, 2)
-        states = map_parts(
-            lambda x, hot: tf.concat([x[tf.newaxis], hot], axis=0), state, results.hot_states
-        )
+        states = _of_all_replicas(state, results)
         sgld, step_sizes = self._sgld(states, results.step)
         states, inner = sgld._update(states, _of_sgld(results), move_seed)
 
@@ -268,6 +264,13 @@ class ReplicaExchangeSGLD(StochasticGradientKernel):
         expected = f"one number, or one for each of the {num_replicas} temperatures"
         require("step_size", f"shape {value.shape}", fits, expected)
         return value
+
+
+def _of_all_replicas(state: State, results: ReplicaExchangeSGLDResults) -> State:
+    """Returns the states of all replicas, along the first axis of every part."""
+    return map_parts(
+        lambda x, hot: tf.concat([x[tf.newaxis], hot], axis=0), state, results.hot_states
+    )
 
 
 def _shared(inner: SGLDResults, step_sizes: tf.Tensor) -> dict[str, Any]:

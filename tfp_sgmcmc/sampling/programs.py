@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -249,24 +249,6 @@ def _write(path: Path, program: Program, inputs: dict[str, np.ndarray], plan: St
     written.replace(path)
 
 
-class _Array(NamedTuple):
-    """The values of a small array, which may be written to later."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    values: bytes
-
-
-class _Function(NamedTuple):
-    """A function's code, and what it reads besides its arguments."""
-
-    code: CodeType
-    defaults: Any
-    keyword_defaults: Any
-    enclosed: Any
-    read: Any
-
-
 def snapshot(value: Any) -> Any:
     """Returns what `value` holds now, for `is_same`.
 
@@ -306,7 +288,8 @@ def _held(value: Any, module: Any, seen: frozenset[int]) -> Any:
         # Each access to a method makes another object. Bijectors do not change.
         return MethodType, value.__func__, value.__self__
     if isinstance(value, np.ndarray) and value.size <= _MOST_ENTRIES and value.dtype != object:
-        return _Array(value.shape, value.dtype.str, value.tobytes())
+        # Copied, because it may be written to later.
+        return np.ndarray, value.shape, value.dtype.str, value.tobytes()
     if isinstance(value, tuple | list) and len(value) <= _MOST_ENTRIES:
         return type(value), *(_held(x, module, seen) for x in value)
     if type(value) is dict and len(value) <= _MOST_ENTRIES:
@@ -314,7 +297,8 @@ def _held(value: Any, module: Any, seen: frozenset[int]) -> Any:
     return value
 
 
-def _function(function: FunctionType, seen: frozenset[int]) -> _Function:
+def _function(function: FunctionType, seen: frozenset[int]) -> tuple[Any, ...]:
+    """Returns a function's code, and what it reads besides its arguments."""
     module, seen = function.__globals__, seen | {id(function)}
     names = {*_names(function.__code__)}
 
@@ -335,7 +319,8 @@ def _function(function: FunctionType, seen: frozenset[int]) -> _Function:
             else:
                 yield look(value)
 
-    return _Function(
+    return (
+        FunctionType,
         function.__code__,
         _held(function.__defaults__, module, seen),
         _held(function.__kwdefaults__, module, seen),

@@ -71,6 +71,17 @@ def as_directory(value: Directory | str | os.PathLike[str] | None) -> Directory 
     return value if value is None or isinstance(value, Directory) else Directory(value)
 
 
+def check_resume(path: Path, resume: Resume, has_run: bool) -> None:
+    """Raises ValueError if `resume` does not agree with whether a directory has a run."""
+    if resume in ("must", True) and not has_run:
+        raise ValueError(f"The directory {path} holds no run, but resume is {resume!r}.")
+    if resume in ("never", False) and has_run:
+        raise ValueError(
+            f"The directory {path} holds a run already, but resume is {resume!r}. "
+            "resume='auto' goes on with the run."
+        )
+
+
 class RunDirectory:
     """A directory that holds one run: its draws, and the state to resume it.
 
@@ -115,17 +126,14 @@ class RunDirectory:
         is_shared: bool = False,
         patience: float | None = None,
     ):
-        if not isinstance(resume, bool):
-            one_of("resume", resume, ("auto", "must", "never"))
-        self.path = checks.path("directory", path).absolute()  # the process may change its folder
+        # Absolute, because the process may change its folder.
+        self.path = Path(Directory(path, resume).path).absolute()
         self.num_committed = 0
         self._fingerprint: dict[str, Any] = {}
         self._store: DrawStore | None = None
         self._saved: Checkpoint | None = None
-        if resume in ("must", True) and not any(
-            (self.path / n).exists() for n in (LOCK, CHECKPOINT)
-        ):
-            raise ValueError(f"The directory {self.path} holds no run, but resume is {resume!r}.")
+        if not any((self.path / n).exists() for n in (LOCK, CHECKPOINT)):
+            check_resume(self.path, resume, has_run=False)  # before the directory is made
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             _refuse_foreign(self.path)
@@ -162,13 +170,7 @@ class RunDirectory:
                 f"draws are in {self.path / SAMPLES}. Restore the checkpoint from a copy, or start "
                 "in another directory."
             )
-        if resume in ("must", True) and not self.has_run:
-            raise ValueError(f"The directory {self.path} holds no run, but resume is {resume!r}.")
-        if resume in ("never", False) and self.has_run:
-            raise ValueError(
-                f"The directory {self.path} holds a run already, but resume is {resume!r}. "
-                "resume='auto' goes on with the run."
-            )
+        check_resume(self.path, resume, self.has_run)
 
     def saved(self) -> Checkpoint | None:
         """Returns the checkpoint of the run, or None; its fingerprint is not compared.

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tree
 
 from tfp_sgmcmc.internal.checks import eager
-from tfp_sgmcmc.internal.nest import named_parts, path_name
+from tfp_sgmcmc.internal.nest import flatten_named, named_parts, path_name
 
 _MOST_BYTES = 2**26  # of the examples that enter a checksum
 _SEED = 0  # of the weights of `RowSums`
@@ -32,12 +32,7 @@ def as_tensors(data: Any, dtype: Any, called: str = "data") -> Any:
         if found is None or not found.is_floating:
             raise TypeError(f"dtype must be floating, or None. Received: {dtype!r}.")
     data = _without_frames(data)
-    try:
-        tree.flatten(data)
-    except TypeError as error:
-        raise TypeError(
-            f"{called} must have names that can be sorted, such as strings. Received: {error}."
-        ) from error
+    flatten_named(data, called)  # which raises for names that have no order
     return tree.map_structure_with_path(
         lambda path, x: as_tensor(x, dtype, path_name(called, path)), data
     )

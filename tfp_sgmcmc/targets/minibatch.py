@@ -256,6 +256,10 @@ class MinibatchLogProb(ModelTarget):
             likelihood = self._sum_of_slice(state, 0, self.num_examples, prior.shape)
             del kept
             return prior + likelihood
+        return self._in_chunks(state)
+
+    def _in_chunks(self, state: State) -> tf.Tensor:
+        """Returns the log posterior, with first derivatives only, in chunks of bounded memory."""
         return self.log_prior(state) + with_given_gradient(
             lambda s: self.sum_over_chunks(s, self.chunk_size), state
         )
@@ -268,7 +272,7 @@ class MinibatchLogProb(ModelTarget):
         bijectors.check_bijectors(bijector)
         other = copy.copy(self)
         other.__dict__.pop("_programs", None)
-        other.bijector, other._is_joint = bijector, bijectors.is_joint(bijector)
+        other.bijector = bijector
         other.curvature, other.initial_state = curvature, None
         return other
 
@@ -321,17 +325,15 @@ class MinibatchLogProb(ModelTarget):
     ) -> GradientEstimate:
         state = convert_state(state)
         indices_of, target_state = self.next_indices(seed, target_state)
+
+        def rows_of(part: MinibatchLogProb, chains: Any) -> Any:
+            return part.rows(indices_of(part, chains))
+
         size = None
         if not (with_scores or self.shared_batch) and probe is None and xla.compiles_for_cpu():
             size = chains_per_group(self.chain_shape(state), self.batch_size * self.row_bytes)
         if size is None:
-            estimate = self.estimate_from(
-                lambda chains: self.rows(indices_of(self, chains)),
-                state,
-                probe,
-                with_scores,
-                self.num_examples,
-            )
+            estimate = self.estimate_from(rows_of, state, probe, with_scores, self.num_examples)
         else:
             prior = value_and_gradient(self.log_prior, state, connected=False)[:2]
             found = map_groups(
@@ -346,14 +348,22 @@ class MinibatchLogProb(ModelTarget):
         return estimate._replace(target_state=target_state, noise_scale=noise_scale)
 
     def estimate_from(
-        self, draw: Callable[[Any], Any], state: State, probe: State, with_scores: bool, total: int
+        self,
+        rows_of: Callable[[Any, Any], Any],
+        state: State,
+        probe: State,
+        with_scores: bool,
+        total: int,
     ) -> GradientEstimate:
-        """Returns an estimate for N = `total` examples from the minibatch `draw(chain_shape)`."""
+        """Returns an estimate for N = `total` examples from a minibatch.
+
+        `rows_of(part, chain_shape)` returns the rows of a part of this target.
+        """
         if with_scores and probe is None:
             prior, gradient, _ = value_and_gradient(self.log_prior, state, connected=False)
-            batch = draw(static_or_dynamic_shape(prior))
+            shape = static_or_dynamic_shape(prior)
             values, scores = self.gathered(
-                lambda part: part.scores(state, batch, prior.shape), prior.shape.rank
+                lambda part: part.scores(state, rows_of(part, shape), prior.shape), prior.shape.rank
             )
             log_prob, gradient, scores = combine_scores(
                 prior, gradient, values, scores, total, self.batch_size
@@ -362,7 +372,7 @@ class MinibatchLogProb(ModelTarget):
 
         def log_prob_fn(state: State) -> tf.Tensor:
             log_prior = self.log_prior(state)
-            batch = draw(static_or_dynamic_shape(log_prior))
+            batch = rows_of(self, static_or_dynamic_shape(log_prior))
             return log_prior + self.scaled_sum(state, batch, log_prior.shape, total)
 
         log_prob, gradient, product = value_and_gradient(log_prob_fn, state, probe)

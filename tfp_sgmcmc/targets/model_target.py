@@ -158,7 +158,7 @@ class ModelTarget(Target):
         self._log_prior_fn = function("log_prior_fn", log_prior_fn)
         self._log_likelihood_fn = function("log_likelihood_fn", log_likelihood_fn)
         check_bijectors(bijector)
-        self.bijector, self._is_joint = bijector, is_joint(bijector)
+        self.bijector = bijector
 
     def constrain(self, state: State) -> State:
         """Maps an unconstrained state (or samples of it) to the parameters of the model."""
@@ -178,7 +178,7 @@ class ModelTarget(Target):
     def _mapped(self, method: str, state: State) -> State:
         if self.bijector is None:
             return state
-        if self._is_joint:
+        if is_joint(self.bijector):
             return map_jointly(self.bijector, getattr(self.bijector, method), state)
         return map_bijectors(self.bijector, lambda b, x: _applied(b, method, x), state)
 
@@ -232,7 +232,7 @@ class ModelTarget(Target):
             raise
         if self.bijector is None:
             return result
-        if self._is_joint:
+        if is_joint(self.bijector):
             return result + joint_log_det(self.bijector, state, result.shape.rank)
         terms = map_bijectors(
             self.bijector,

@@ -17,12 +17,11 @@ from tfp_sgmcmc.internal.nest import (
     state_from_call,
     static_or_dynamic_shape,
 )
-from tfp_sgmcmc.internal.replicas import current, device_scope
+from tfp_sgmcmc.internal.replicas import current, device_scope, gathered, total
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.model_target import ModelTarget
-from tfp_sgmcmc.targets.scores import combine_scores, with_given_gradient
 from tfp_sgmcmc.targets.stratified import Strata, StratifiedLogProb, load_shards
 
 
@@ -228,10 +227,7 @@ class ShardedLogProb(MinibatchLogProb):
     def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
         if self.replicas is None:
             return self._parts[0](*args, **kwargs)
-        state = convert_state(state_from_call(args, kwargs))
-        return self.log_prior(state) + with_given_gradient(
-            lambda s: self.sum_over_chunks(s, self.chunk_size), state
-        )
+        return self._in_chunks(convert_state(state_from_call(args, kwargs)))
 
     def log_prob_of_many(self, states: State) -> tf.Tensor:
         return call_with_state(self, states)
@@ -252,35 +248,31 @@ class ShardedLogProb(MinibatchLogProb):
             estimate = self._parts[0].estimate(state, seed, target_state, probe, with_scores)
             return estimate._replace(num_scores=num_scores)
         state = convert_state(state)
-        prior, gradient, product = value_and_gradient(self.log_prior, state, probe, connected=False)
-        shape, total = static_or_dynamic_shape(prior), self.num_examples
         indices_of, target_state = self.next_indices(seed, target_state)
-        scores: Any = ()
+
+        def rows_of(part: StratifiedLogProb, chains: Any) -> Any:
+            return part.rows(indices_of(part, chains))
+
         if with_scores and probe is None:
-            values, scores = self.gathered(
-                lambda part: part.scores(state, part.rows(indices_of(part, shape)), prior.shape),
-                prior.shape.rank,
-            )
-            log_prob, gradient, scores = combine_scores(
-                prior, gradient, values, scores, total, self.batch_size
-            )
+            estimate = self.estimate_from(rows_of, state, None, True, self.num_examples)
         else:
+            prior = value_and_gradient(self.log_prior, state, probe, connected=False)
+            shape = static_or_dynamic_shape(prior[0])
 
             def sums(part: StratifiedLogProb) -> Any:
-                batch = part.rows(indices_of(part, shape))
+                batch = rows_of(part, shape)
                 return value_and_gradient(
-                    lambda s: part.scaled_sum(s, batch, prior.shape, total),
+                    lambda s: part.scaled_sum(s, batch, prior[0].shape, self.num_examples),
                     state,
                     probe,
                     connected=False,
                 )
 
-            log_prob, gradient, product = tf.nest.map_structure(
-                tf.add, (prior, gradient, product), self.summed(sums)
-            )
-        noise = tf.constant(self.noise_scale, prior.dtype)
-        return GradientEstimate(
-            gradient, log_prob, scores, product, target_state, noise, num_scores
+            log_prob, gradient, product = tf.nest.map_structure(tf.add, prior, self.summed(sums))
+            estimate = GradientEstimate(gradient, log_prob, (), product)
+        noise = tf.constant(self.noise_scale, estimate.log_prob.dtype)
+        return estimate._replace(
+            target_state=target_state, noise_scale=noise, num_scores=num_scores
         )
 
     def sum_over_chunks(self, state: State, size: int, probe: State = None) -> tuple[Any, ...]:
@@ -292,7 +284,7 @@ class ShardedLogProb(MinibatchLogProb):
         """Returns the sums of `fn(part)` over the parts of all replicas."""
         if self.replicas is None:
             return fn(self._parts[0])
-        return self._on_replicas(lambda share: self.replicas.total(share(fn)))
+        return self._on_replicas(lambda share: total(share(fn)))
 
     def gathered(self, fn: Callable[[Any], Any], axis: int) -> Any:
         """Returns the rows `fn(part)` of all replicas, `[chains..., rows, ...]`.
@@ -311,8 +303,8 @@ class ShardedLogProb(MinibatchLogProb):
             rows, sums = share(local)
             own = len(range(replicas.here() or 0, self.num_shards, replicas.count))
             per_shard = tf.nest.flatten(rows)[0].shape[axis] // own
-            rows = replicas.joined(rows, axis, self.num_shards * per_shard)
-            return part.restored(rows, replicas.total(sums), axis)
+            rows = gathered(rows, axis, self.num_shards * per_shard)
+            return part.restored(rows, total(sums), axis)
 
         return self._on_replicas(join)
 

@@ -16,7 +16,7 @@ from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
 from tfp_sgmcmc.targets.bijectors import median_start, prior_and_bijector
 from tfp_sgmcmc.targets.data import RowSums, as_tensors, assert_finite_rows, leading_axis, untuned
-from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, noise_scale
 from tfp_sgmcmc.targets.read_faults import ReadFaults
 from tfp_sgmcmc.targets.scores import with_given_gradient
 
@@ -195,7 +195,7 @@ class StreamedLogProb(Target):
             "cast the rows of the dataset, as by dataset.map with tf.cast(..., '{dtype}')"
         )
         self.num_scores = self.of_one_batch.num_scores
-        self.noise_scale = self.num_examples * (self.num_examples - size) / size
+        self.noise_scale = noise_scale(self.num_examples, size, replacement=False)
 
     def _first(self, size: int) -> Any:
         """Returns the first `size` rows."""
@@ -393,20 +393,14 @@ class StreamedLogProb(Target):
 
         def log_likelihood(at: State) -> tuple[tf.Tensor, State]:
             chains = max(1, int(tf.size(self.of_one_batch.log_prior(at))))
-            size = max(1, min(self.block_rows, _MOST_NUMBERS // chains))
-
-            @traced
-            def of_block(rows: Any) -> tuple[tf.Tensor, State]:
-                return value_and_gradient(lambda s: self._sum(s, rows), at, connected=False)[:2]
-
-            total, seen = None, 0
-            for rows in self.blocks(size):
-                new = tf.nest.map_structure(lambda x: tf.cast(x, tf.float64), of_block(rows))
-                total = new if total is None else tf.nest.map_structure(tf.add, total, new)
-                seen += len(tf.nest.flatten(rows)[0])
-            scale = self.num_examples / seen
+            total = self._total(
+                lambda rows: value_and_gradient(lambda s: self._sum(s, rows), at, connected=False)[
+                    :2
+                ],
+                chains,
+            )
             like = tf.nest.flatten(at)[0].dtype
-            return tf.nest.map_structure(lambda x: tf.cast(scale * x, like), total)
+            return tf.nest.map_structure(lambda x: tf.cast(x, like), total)
 
         return self.of_one_batch.log_prior(state) + with_given_gradient(log_likelihood, state)
 
@@ -415,14 +409,18 @@ class StreamedLogProb(Target):
 
         In single precision, sums over many rows could not be told apart.
         """
-        count = len(tf.nest.flatten(states)[0])
-        of_block = traced(lambda rows: self._sum(states, rows))
-        total, seen = np.zeros([count]), 0
-        for rows in self.blocks(max(1, min(self.block_rows, _MOST_NUMBERS // count))):
-            total += of_block(rows).numpy()
+        total = self._total(lambda rows: self._sum(states, rows), len(tf.nest.flatten(states)[0]))
+        return tf.cast(self.of_one_batch.log_prior(states), tf.float64) + total
+
+    def _total(self, of_rows: Callable[[Any], Any], num_states: int) -> Any:
+        """Returns the sum of `of_rows` over N rows, at so many states, in `float64`."""
+        of_block, total, seen = traced(of_rows), None, 0
+        for rows in self.blocks(max(1, min(self.block_rows, _MOST_NUMBERS // num_states))):
+            new = tf.nest.map_structure(lambda x: tf.cast(x, tf.float64), of_block(rows))
+            total = new if total is None else tf.nest.map_structure(tf.add, total, new)
             seen += len(tf.nest.flatten(rows)[0])
-        prior = tf.cast(self.of_one_batch.log_prior(states), tf.float64)
-        return prior + self.num_examples / seen * total
+        scale = self.num_examples / seen
+        return tf.nest.map_structure(lambda x: scale * x, total)
 
     def bootstrap(self, state: State) -> StreamState:
         if (count := tf.distribute.get_strategy().num_replicas_in_sync) > 1:
@@ -466,7 +464,7 @@ class StreamedLogProb(Target):
         at = position % self.batches_per_read
         batch = tf.nest.map_structure(lambda x: tf.gather(x, at), batches)
         estimate = self.of_one_batch.estimate_from(
-            lambda _: batch, state, probe, with_scores, self.num_examples
+            lambda part, chains: batch, state, probe, with_scores, self.num_examples
         )
         return estimate._replace(
             target_state=StreamState(batches, position + 1),

@@ -15,7 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -38,13 +38,17 @@ from tfp_sgmcmc.sampling.shards.shard_worker import (
 )
 from tfp_sgmcmc.sampling.shards.sharded_result import ShardedResult, gather
 from tfp_sgmcmc.sampling.steps import StepPlan
-from tfp_sgmcmc.storage.directory import LEASE, Directory, Resume, as_directory
+from tfp_sgmcmc.storage.directory import LEASE, Directory, Resume, as_directory, check_resume
 from tfp_sgmcmc.storage.lock import EXPIRY_SECONDS, holder_of, read_object, replace_text
 from tfp_sgmcmc.targets import Target
 
 _DEFAULT_CHAINS = 32  # in a shard
 
 _POLL_SECONDS = 0.2
+
+# The draws of the shards that ended well or were interrupted, in order; the errors of the others by
+# number; and whether Ctrl-C ended the run.
+FinishedShards = tuple[list[ShardDraws], dict[int, Exception], bool]
 
 
 def sample_shards(
@@ -167,19 +171,18 @@ def sample_shards(
     _tell_of_leases(tasks)
     began = time.perf_counter()
     if executor is None:
-        finished = run_in_threads(tasks, progress_bar)
+        ended, failures, is_interrupted = run_in_threads(tasks, progress_bar)
     else:
-        finished = run_by_executor(executor, tasks, progress_bar)
-    ended = finished.draws
+        ended, failures, is_interrupted = run_by_executor(executor, tasks, progress_bar)
     errors = {x.index: mismatch(x.problem, x.index, ended[0].problem) for x in ended}
-    failures = finished.failures | {i: error for i, error in errors.items() if error is not None}
+    failures |= {i: error for i, error in errors.items() if error is not None}
     good = [x for x in ended if x.index not in failures]
     if not good:
         raise next(iter(failures.values()), KeyboardInterrupt())
     for number, error in sorted(failures.items()):
         warnings.warn(f"Shard {number} failed, and its chains are left out: {error}", stacklevel=2)
     left = sum(not x.result.is_complete for x in good) + len(tasks) - len(good)
-    if finished.is_interrupted:
+    if is_interrupted:
         warnings.warn(f"Interrupted: {left} of {len(tasks)} shards are not complete.", stacklevel=2)
     return gather(
         good,
@@ -255,8 +258,7 @@ def _manifest(
 ) -> tuple[int, int]:
     path = folder / MANIFEST
     if not path.exists():
-        if resume in ("must", True):
-            raise ValueError(f"The directory {folder} holds no run, but resume is {resume!r}.")
+        check_resume(folder, resume, has_run=False)
         if any(folder.glob("shard-*")):
             raise ValueError(
                 f"{path} is missing, and the run in shards cannot go on without it. Restore it "
@@ -272,11 +274,7 @@ def _manifest(
         folder.mkdir(parents=True, exist_ok=True)
         replace_text(path, json.dumps({"seed": chosen, **cut}))
         resume = "auto"  # another process may have replaced it since
-    if resume in ("never", False):
-        raise ValueError(
-            f"The directory {folder} holds a run already, but resume is {resume!r}. resume='auto' "
-            "resumes the run."
-        )
+    check_resume(folder, resume, has_run=True)
     saved = read_object(path, "Restore it from a copy.")
     try:
         before = (int(saved["seed"][0]), int(saved["seed"][1]))
@@ -308,20 +306,6 @@ def _tell_of_leases(tasks: Sequence[ShardTask]) -> None:
 
 def _index(state: Any, index: Any) -> Any:
     return tree.map_structure(lambda x: x[index], state)
-
-
-class FinishedShards(NamedTuple):
-    """The draws and errors of all shards.
-
-    Attributes:
-      draws: of the shards that ended well or were interrupted, in order.
-      failures: number of a shard -> the error that ended it.
-      is_interrupted: whether Ctrl-C ended the run.
-    """
-
-    draws: list[ShardDraws]
-    failures: dict[int, Exception]
-    is_interrupted: bool
 
 
 class LoopCache:
@@ -434,4 +418,4 @@ def _collect(
             continue
         if found is not None:
             draws.append(found)
-    return FinishedShards(draws, failures, interrupt.is_set())
+    return draws, failures, interrupt.is_set()

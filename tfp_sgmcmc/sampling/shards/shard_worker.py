@@ -54,21 +54,21 @@ class SegmentMoments(NamedTuple):
     variances: np.ndarray
 
     @classmethod
-    def of(cls, draws: Any, num_segments: int = NUM_SEGMENTS) -> SegmentMoments:
+    def of(cls, draws: Any) -> SegmentMoments:
         """Returns the moments of draws `[draws, chains, event...]`, an array or `StoredDraws`.
 
         Raises:
           ValueError: there are fewer than two draws for each segment.
         """
-        length = len(draws) // num_segments
+        length = len(draws) // NUM_SEGMENTS
         if length < 2:
             raise ValueError(
-                f"draws must hold at least {2 * num_segments} draws. Received: {len(draws)}."
+                f"draws must hold at least {2 * NUM_SEGMENTS} draws. Received: {len(draws)}."
             )
-        first = len(draws) - num_segments * length
+        first = len(draws) - NUM_SEGMENTS * length
         found = [
             _mean_and_variance(draws, first + k * length, first + (k + 1) * length)
-            for k in range(num_segments)
+            for k in range(NUM_SEGMENTS)
         ]
         return cls(length, *(np.stack(part) for part in zip(*found, strict=True)))
 

@@ -146,7 +146,11 @@ def posterior_product(
         data = tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[2:]]), batches)
         data = tf.nest.map_structure(lambda x: x[:max_examples], data)
         size = len(tf.nest.flatten(data)[0])
-        model, rows = target.of_one_batch, _rows_of
+        model = target.of_one_batch
+
+        def rows(data: Any, i: tf.Tensor) -> Any:
+            return tf.nest.map_structure(lambda x: tf.gather(x, i), data)
+
     elif isinstance(target, ShardedLogProb):
         return _product_of_estimate(target.with_most(max_examples), state, seed, ())
     elif isinstance(target, MinibatchLogProb):
@@ -156,19 +160,16 @@ def posterior_product(
         if size < total:
             data = random.permuted_indices(seed, data, total)
 
-        def rows_of_numbers(numbers: tf.Tensor, i: tf.Tensor) -> Any:
-            return target.rows(tf.gather(numbers, i))
+        model = target
 
-        model, rows = target, rows_of_numbers
+        def rows(data: Any, i: tf.Tensor) -> Any:
+            return target.rows(tf.gather(data, i))
+
     else:
         return _product_of_estimate(target, state, seed, target.bootstrap(state))
     name = f"Hessian products of {size} examples"
     product = kept_program(target, name, state, lambda: _product(model, rows, size, total))
     return lambda theta, v: product(theta, v, data)
-
-
-def _rows_of(data: Any, i: tf.Tensor) -> Any:
-    return tf.nest.map_structure(lambda x: tf.gather(x, i), data)
 
 
 def _product(

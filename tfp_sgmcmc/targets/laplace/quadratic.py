@@ -285,7 +285,7 @@ class HessianFunction:
         if not _is_near_rounding(-first.posterior, eps):
             return first
         for power in (1.0, 1.5, 2.0):  # what was hidden is seen better each time
-            root = _root_above(-seen.posterior, eps**power)
+            root = root_above(-seen.posterior, eps**power)
             found = self._in_blocks(theta, root.T, with_likelihood=True)
             whitened = [products @ root for products in found[:2]]
             if not np.isfinite(whitened).all():
@@ -382,7 +382,7 @@ def _is_near_rounding(precision: np.ndarray, eps: float) -> bool:
     )
 
 
-def _root_above(precision: np.ndarray, least: float) -> np.ndarray:
+def root_above(precision: np.ndarray, least: float) -> np.ndarray:
     """Returns R with R R^T the inverse of a precision, whose eigenvalues are at least `least`.
 
     They are those of the matrix scaled to a unit diagonal.

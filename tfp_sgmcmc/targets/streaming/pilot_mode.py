@@ -18,7 +18,7 @@ from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.laplace.mode import find_center
 from tfp_sgmcmc.targets.laplace.newton import NEAR_ENOUGH, Ascent, newton_ascent
-from tfp_sgmcmc.targets.laplace.quadratic import hessian_products, to_unit_diagonal
+from tfp_sgmcmc.targets.laplace.quadratic import hessian_products, least_eigenvalue, root_above
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums, filled
 from tfp_sgmcmc.targets.streaming.linear_blocks import is_simple
@@ -58,12 +58,9 @@ def pilot_mode(
         It is evaluated anew in coordinates that the given one whitens. What one such evaluation
         does not see is too flat for a pool.
         """
-        scaled, scale = to_unit_diagonal(precision)
-        values, vectors = np.linalg.eigh(scaled)
-        if values[0] > derivatives.resolution**0.5:
+        if least_eigenvalue(precision) > derivatives.resolution**0.5:
             return precision
-        lengths = np.sqrt(np.maximum(values, derivatives.resolution))
-        factor = vectors / lengths / scale[:, np.newaxis]
+        factor = root_above(precision, derivatives.resolution)
         sums = sums_in_memory(rows, None, theta, derivatives, factor).times(total / count)
         hessian = with_prior(model, sums, theta, initial_state).hessian
         assert hessian is not None

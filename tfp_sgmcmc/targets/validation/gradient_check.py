@@ -229,9 +229,8 @@ def preflight(
     if rtol is not None:
         positive("rtol", rtol)
     if isinstance(target, StreamedLogProb):
-        return check_stream(
-            target, state, kernel, lambda: preflight(target.of_one_batch, state, rtol)
-        )
+        preflight(target.of_one_batch, state, rtol)
+        return check_stream(target, state, kernel)
     base = wrapped_target(target)
     log_prob, gradient, _ = value_and_gradient(lambda s: call_with_state(base, s), state)
     _assert_finite("log posterior", {"log posterior": log_prob.numpy()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,11 +46,8 @@ class Order(NamedTuple):
     last: float
 
 
-def check_stream(
-    target: StreamedLogProb, state: State, kernel: Any, check_first_batch: Callable[[], Any]
-) -> Stability | None:
+def check_stream(target: StreamedLogProb, state: State, kernel: Any) -> Stability | None:
     """Warns of batches in an order, of an unstable step, and of hot draws. See `preflight`."""
-    check_first_batch()
     order = measure_order(_finite_batches(target))
     if order is not None and order.ratio > MOST_RATIO:
         warnings.warn(
