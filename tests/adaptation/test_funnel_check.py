@@ -48,6 +48,15 @@ def test_draws_that_miss_the_neck_are_told(seed: int) -> None:
         assert found.is_wrong(0.03, ERRORS) == told
 
 
+def test_many_chains_with_few_draws_each() -> None:
+    """More chains than draws that are moved: two draws of each are, with the same verdict."""
+    for least, told in ((-2.5, True), (-np.inf, False)):
+        chains = draws(0, least).reshape(8, 500, -1)
+        found = funnel_check(log_prob, chains, 5000, np.random.default_rng(0))
+        assert found is not None and found.entry == 0
+        assert found.is_wrong(0.03, ERRORS) == told
+
+
 def test_moves_do_not_stay_where_a_log_density_overflows() -> None:
     """As that of a Weibull distribution does where its start is rounded to the least time."""
 

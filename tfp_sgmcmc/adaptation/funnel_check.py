@@ -97,7 +97,7 @@ def funnel_check(
     if not funnels[0].strength:
         return None
     most = np.clip(_MOST_TERMS / _MOVES / num_examples, 400, _MOST_DRAWS)
-    picked = z.reshape(draws.shape)[evenly_spread(num_results, int(most) // num_chains)]
+    picked = z.reshape(draws.shape)[evenly_spread(num_results, max(2, int(most) // num_chains))]
     least = _LEAST_SHARE * funnels[0].strength
     found = [
         _moved(lambda z: log_prob_fn(mean + deviation * z), picked, funnel.entry, rng)
