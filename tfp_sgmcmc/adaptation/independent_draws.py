@@ -209,9 +209,10 @@ def timed_log_prob(
 
 def figures_of(sample: WeightedSample) -> str:
     """Returns a clause with the efficiency and the shape of the weights, and their bounds."""
+    k = f"of {sample.pareto_k:.2f}" if sample.pareto_k >= 0 else "below 0"
     return (
         f"an efficiency of {sample.efficiency:.2f} (at least {LEAST_EFFICIENCY} is needed) and a "
-        f"Pareto k of {sample.pareto_k:.2f} (below {sample.most_k} is needed)"
+        f"Pareto k {k} (below {sample.most_k} is needed)"
     )
 
 

@@ -393,12 +393,11 @@ class StreamedLogProb(Target):
 
         def log_likelihood(at: State) -> tuple[tf.Tensor, State]:
             chains = max(1, int(tf.size(self.of_one_batch.log_prior(at))))
-            total = self._total(
-                lambda rows: value_and_gradient(lambda s: self._sum(s, rows), at, connected=False)[
-                    :2
-                ],
-                chains,
-            )
+
+            def of_rows(rows: Any) -> tuple[tf.Tensor, State]:
+                return value_and_gradient(lambda s: self._sum(s, rows), at, connected=False)[:2]
+
+            total = self._total(of_rows, chains)
             like = tf.nest.flatten(at)[0].dtype
             return tf.nest.map_structure(lambda x: tf.cast(x, like), total)
 
