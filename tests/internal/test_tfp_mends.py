@@ -1,5 +1,6 @@
 """Hessians through TensorFlow Probability's gradients are right, and compiled once."""
 
+import importlib
 from collections.abc import Callable
 
 import numpy as np
@@ -35,7 +36,7 @@ def negative_binomial(theta: tf.Tensor) -> tf.Tensor:
 def test_another_value_does_not_compile_the_hessian_again(
     log_prob: Callable[[tf.Tensor], tf.Tensor],
 ) -> None:
-    """Of two chains, whose parameters are broadcast against the data."""
+    """Two chains have parameters that are broadcast against the data."""
     tfp_mends.mend_tfp()
     hessian = tf.function(
         lambda theta: value_and_gradient(log_prob, theta, tf.ones([2, 1]))[2], jit_compile=True
@@ -63,7 +64,7 @@ def test_gradients_are_summed_as_without_the_mend(shapes: tuple[list[int], ...])
         for x in parts[1:]:
             product = product * x
     others = [product / x for x in parts]  # the gradient for each entry of the full shape
-    module = tfp_mends.importlib.import_module("tensorflow_probability.python.math.generic")
+    module = importlib.import_module("tensorflow_probability.python.math.generic")
     found = module.fix_gradient_for_broadcasting(parts, others)
     for x, g in zip(found, tape.gradient(product, parts), strict=True):
         np.testing.assert_allclose(x, g, rtol=1e-12)

@@ -81,7 +81,7 @@ class Choices:
 
     @property
     def trace_fn(self) -> Callable[[Any, Any], Any] | None:
-        """What is kept of each draw's kernel results; None for nothing."""
+        """The function that gives what a draw keeps of the kernel results; None keeps nothing."""
         return trace_divergences if self.sampler == "NoUTurnSampler" else None
 
     def __repr__(self) -> str:

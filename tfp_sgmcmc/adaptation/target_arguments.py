@@ -92,8 +92,8 @@ def as_problem(target: Any, bijector: Any = None) -> MinibatchLogProb:
 class _NoPrior:
     """A log prior of 0 for each chain of a state.
 
-    A state without chain dimensions tells the ranks of events once: to ask the log posterior each
-    time would evaluate it twice wherever it is evaluated.
+    The first call asks the log posterior for the number of chain dimensions. To ask each time would
+    evaluate it twice wherever it is evaluated.
     """
 
     def __init__(self, log_prob_fn: Any):
