@@ -181,7 +181,8 @@ def sample(
       target: a `MinibatchLogProb` or a `StreamedLogProb`, whose batch size is not used, a
         `FullDataLogProb`, a callable that returns the log posterior, or a joint distribution with
         pinned data, `joint.experimental_pin(y=y)`. A stream is read a few times, and then
-        represented by rows in memory; see `draw_pool`.
+        represented by rows in memory; see `draw_pool`. What is compiled for a target is kept with
+        it. With a callable it is used again while the callable gives the same numbers.
       initial_state: one point: a tensor or a nest of tensors, unconstrained if there is a bijector.
         It may be left out for a pinned joint distribution, and for a target that `from_joint` made.
       num_results: number of draws of each chain, including those already in `directory`.

@@ -289,7 +289,12 @@ def noncentered(
             problem, state = _by_one_law(problem, state, law, model)
     else:
         blocks = np.array(entries)[:, np.newaxis]
-        problem, state = _changed(problem, state, BlockNonCentering(problem, state, blocks))
+        other, at = _changed(problem, state, BlockNonCentering(problem, state, blocks))
+        # So another run compiles nothing for it.
+        problem, state = (
+            kept_program(problem, f"non-centred {blocks.tolist()}", state, lambda: other),
+            at,
+        )
     kept_program(problem, "hierarchy", state, lambda: None)  # it need not be looked for again
     return problem, state
 

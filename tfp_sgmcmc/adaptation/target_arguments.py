@@ -6,7 +6,6 @@ A plain log posterior becomes one example, and a stream a pool of rows, which it
 from __future__ import annotations
 
 import contextlib
-import inspect
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,16 +13,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_probability as tfp
 
 from tfp_sgmcmc.adaptation import settings_file
 from tfp_sgmcmc.internal import xla
-from tfp_sgmcmc.internal.nest import (
-    State,
-    call_with_state,
-    state_from_call,
-    static_or_dynamic_shape,
-)
+from tfp_sgmcmc.internal.nest import State, call_with_state
 from tfp_sgmcmc.sampling.progress import progress
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.targets import (
@@ -34,15 +27,15 @@ from tfp_sgmcmc.targets import (
     Target,
     draw_pool,
 )
-from tfp_sgmcmc.targets.base import kept_program, log_prob_from, value_and_gradient
-from tfp_sgmcmc.targets.bijectors import default_bijector, median_start, start_of
+from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
+from tfp_sgmcmc.targets.bijectors import start_of
 from tfp_sgmcmc.targets.laplace.laplace import check_single_state
+from tfp_sgmcmc.targets.one_example import KeptTargets, Pinned, one_example
 from tfp_sgmcmc.targets.sharded import refuse_shards
 from tfp_sgmcmc.targets.streaming import data_record, pooled
 from tfp_sgmcmc.targets.validation.gradient_check import check_two_chains, log_probs_of_rows
 
 _RADII, _NUM_STARTS = (2.0, 20.0), 50  # of uniform starts
-Pinned = tfp.experimental.distributions.JointDistributionPinned
 
 
 def check_target(target: Any, bijector: Any = None) -> None:
@@ -77,67 +70,8 @@ def as_problem(target: Any, bijector: Any = None) -> MinibatchLogProb:
     """
     if isinstance(target, MinibatchLogProb):
         return target.with_minibatches(min(100, target.num_examples))
-    if isinstance(target, Pinned):
-        problem = _of_one_example(*_prior_and_likelihood(target), default_bijector(target))
-        problem.initial_state = median_start(
-            target.sample_unpinned, target.unnormalized_log_prob, problem
-        )
-        return problem
-
-    problem = _of_one_example(_NoPrior(target), target, bijector)
-    problem.has_prior = False
-    return problem
-
-
-class _NoPrior:
-    """A log prior of 0 for each chain of a state.
-
-    The first call asks the log posterior for the number of chain dimensions. To ask each time would
-    evaluate it twice wherever it is evaluated.
-    """
-
-    def __init__(self, log_prob_fn: Any):
-        self._log_prob_fn = log_prob_fn
-        self._event_rank: int | None = None  # of the first part
-
-    def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
-        state = state_from_call(args, kwargs)
-        part = tf.nest.flatten(state)[0]
-        if self._event_rank is None:
-            log_prob = log_prob_from("target", self._log_prob_fn, state)
-            self._event_rank = part.shape.rank - log_prob.shape.rank
-            return tf.zeros_like(log_prob)
-        shape = static_or_dynamic_shape(part)
-        return tf.zeros(shape[: part.shape.rank - self._event_rank], part.dtype)
-
-
-def _of_one_example(prior: Any, likelihood: Any, bijector: Any) -> MinibatchLogProb:
-    """Returns a target whose only example has all of the likelihood, a function of the state."""
-
-    def of_row(*args: Any, **kwargs: Any) -> tf.Tensor:
-        batch = kwargs.pop("batch", None)
-        args = args[:-1] if batch is None else args
-        return call_with_state(likelihood, state_from_call(args, kwargs))[..., tf.newaxis]
-
-    with contextlib.suppress(TypeError, ValueError):  # some callables have no signature
-        prior.__signature__ = inspect.signature(likelihood)
-    return MinibatchLogProb(prior, of_row, np.zeros([1], np.float32), 1, bijector=bijector)
-
-
-def _prior_and_likelihood(joint: Any) -> tuple[Any, Any]:
-    """Returns the functions of the state that give the log densities of free and pinned parts."""
-
-    def part(name: str, args: Any, kwargs: Any) -> tf.Tensor:
-        found = joint.unnormalized_log_prob_parts(*args, **kwargs)
-        return sum(tf.nest.flatten(getattr(found, name)))
-
-    def prior(*args: Any, **kwargs: Any) -> tf.Tensor:
-        return part("unpinned", args, kwargs)
-
-    def likelihood(*args: Any, **kwargs: Any) -> tf.Tensor:
-        return part("pinned", args, kwargs)
-
-    return prior, likelihood
+    kept = KeptTargets.of(target).find(target, bijector)
+    return one_example(target, bijector) if kept is None else kept
 
 
 def pool_of(

@@ -27,6 +27,7 @@ from tfp_sgmcmc.sampling.run import run_kernel
 from tfp_sgmcmc.storage.directory import RunDirectory
 from tfp_sgmcmc.targets import MinibatchLogProb, StreamedLogProb, preflight
 from tfp_sgmcmc.targets.base import kept_program
+from tfp_sgmcmc.targets.one_example import KeptTargets
 
 _MOST_RUNS = 3
 _MISFIT = "the proposals of independent draws do not reach all of the posterior"
@@ -77,6 +78,8 @@ class TargetSettings:
         self.problem = target_arguments.as_problem(target, bijector)
         state = target_arguments.single_state(self.problem, initial_state)
         self.state, self._notes = target_arguments.finite_start(self.problem, state)
+        if not isinstance(target, MinibatchLogProb):
+            KeptTargets.of(target).keep(target, bijector, self.problem, self.state)
         self._num_results, self._num_chains = num_results, num_chains
         self.places = list[Place]()
         before = None if folder is None else saved_jit_compile(folder)
