@@ -224,15 +224,15 @@ def test_starts_of_a_normal_posterior_are_draws_of_it(unit: float) -> None:
 
 
 def test_starts_of_many_entries_take_few_evaluations() -> None:
-    """A state for each of 3000 entries would take memory in proportion to their square."""
-    deviation, sizes = np.geomspace(1.0, 10.0, 3000), []
+    """A state for each of 1500 entries would take memory in proportion to their square."""
+    deviation, sizes = np.geomspace(1.0, 10.0, 1500), []
 
     def log_prob(x: tf.Tensor) -> tf.Tensor:
         sizes.append(x.shape[0])
         return -tf.reduce_sum((x / deviation) ** 2, axis=-1) / 2
 
     target = sgmcmc.MinibatchLogProb(log_prob, lambda x, batch: 0 * x[..., :1] * batch, np.ones(1))
-    start = tf.zeros([3000], tf.float64)
+    start = tf.zeros([1500], tf.float64)
     found = typical_starts(target, start, 2, np.array([0, 1]), jit_compile=False)
     np.testing.assert_allclose(found.variance, deviation**2, rtol=1e-6)
     assert max(sizes) <= 1024

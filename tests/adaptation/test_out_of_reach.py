@@ -13,6 +13,7 @@ from scipy import stats
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.adaptation import fallback, kernel_selector, out_of_reach, target_driver
+from tfp_sgmcmc.adaptation.noncentering import noncentered
 from tfp_sgmcmc.adaptation.out_of_reach import (
     FarMass,
     Place,
@@ -24,6 +25,7 @@ from tfp_sgmcmc.adaptation.out_of_reach import (
 )
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
+from tfp_sgmcmc.diagnostics.vector_functions import log_prob_of_vectors
 from tfp_sgmcmc.diagnostics.weighted_sample import (
     FIRST_SHARE,
     Proposal,
@@ -164,12 +166,8 @@ def test_states_that_rounding_merges_are_told() -> None:
     assert has_own_parameters(Checked(), tf.zeros([1]), proposal, u).all()
 
 
-def test_the_neck_of_a_hierarchy_has_no_mass_by_rounding() -> None:
-    """The eight schools in float32, sampled by z: where tau is 1e-8, mu + tau z is mu for any z.
-
-    The prior of z is lost there, and states with |z| of a hundred would weigh 10^5 times as much as
-    the rest: wide draws find 100 % of the posterior.
-    """
+def eight_schools() -> sgmcmc.MinibatchLogProb:
+    """Returns a centred hierarchy in float32."""
     y = np.float32([28, 8, -3, 7, -1, 1, 18, 12])
     width = np.float32([15, 10, 16, 11, 9, 11, 10, 18])
 
@@ -177,7 +175,7 @@ def test_the_neck_of_a_hierarchy_has_no_mass_by_rounding() -> None:
         effects = tfd.Sample(tfd.Normal(mu, tau), 8).log_prob(theta)
         return effects + tfd.Normal(0.0, 5.0).log_prob(mu) + tfd.HalfCauchy(0.0, 5.0).log_prob(tau)
 
-    target = sgmcmc.MinibatchLogProb(
+    return sgmcmc.MinibatchLogProb(
         log_prior,
         lambda mu, tau, theta, batch: tfd.Normal(
             tf.gather(theta, batch["row"], axis=-1), batch["width"]
@@ -185,9 +183,35 @@ def test_the_neck_of_a_hierarchy_has_no_mass_by_rounding() -> None:
         {"y": y, "width": width, "row": np.arange(8)},
         bijector=[tfb.Identity(), tfb.Softplus(), tfb.Identity()],
     )
-    result = sgmcmc.sample(
-        target, [tf.zeros([]), tf.ones([]), tf.zeros([8])], 1000, seed=0, progress_bar=False
+
+
+def test_the_neck_of_a_hierarchy_has_no_mass_by_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The eight schools, sampled by z: where tau is 1e-8, mu + tau z is mu for any z.
+
+    The prior of z is lost there, and states with |z| of a hundred would weigh 10^5 times as much as
+    the rest. Negative control: without the check of rounding, wide draws find all of the posterior.
+    """
+    target, start = noncentered(
+        eight_schools(), [tf.zeros([]), tf.ones([]), tf.zeros([8])], range(2, 10)
     )
+    log_prob_fn = log_prob_of_vectors(target, start, False)
+    # posteriordb's reference draws of mu and tau have means of 4.4 and 3.6.
+    first = Proposal(np.array([4.4, 3.6, *[0.0] * 8]), np.diag([3.3, 3.2, *[1.0] * 8]), FIRST_SHARE)
+    sample, _ = fit_proposal(log_prob_fn, first, NUM_DRAWS, np.random.default_rng(0))
+    assert sample.is_reliable
+    beyond_it = target, start, log_prob_fn, sample
+    assert place_beyond(*beyond_it, np.random.default_rng(1)) is None
+    monkeypatch.setattr(
+        out_of_reach, "has_own_parameters", lambda *args: np.ones(len(args[-1]), bool)
+    )
+    found = place_beyond(*beyond_it, np.random.default_rng(1))
+    assert found is not None and found[1].share > 0.99
+
+
+@pytest.mark.thorough
+def test_the_eight_schools_are_sampled() -> None:
+    start = [tf.zeros([]), tf.ones([]), tf.zeros([8])]
+    result = sgmcmc.sample(eight_schools(), start, 1000, seed=0, progress_bar=False)
     assert result.is_trusted
     mean = [x.mean() for x in result.states[:2]]  # posteriordb's reference draws have 4.4 and 3.6
     assert abs(mean[0] - 4.4) < 0.5 and abs(mean[1] - 3.6) < 0.5

@@ -28,7 +28,7 @@ def test_microcanonical_dynamics_draw_from_the_posterior() -> None:
     kernel = Microcanonical(normal(), 0.1, is_scaled=False, decoherence=50.0)
     result = sgmcmc.sample_chain(
         kernel, START, num_results=200, num_burnin_steps=200, seed=0,
-        progress_bar=False,
+        progress_bar=False, jit_compile=False,
     )  # fmt: skip
     assert np.mean(np.square(result.states)) == pytest.approx(4.0, rel=0.03)
 
@@ -59,7 +59,7 @@ def test_the_symmetric_scheme_has_the_right_variance_at_large_steps() -> None:
     for kind in (Symmetric, AnnealedSGHMC):
         result = sgmcmc.sample_chain(
             kind(normal(), **options), START, num_results=400,
-            num_burnin_steps=100, seed=0, progress_bar=False,
+            num_burnin_steps=100, seed=0, progress_bar=False, jit_compile=False,
         )  # fmt: skip
         spreads.append(np.mean(np.square(result.states)))
     assert spreads[0] == pytest.approx(4.0, rel=0.02)
@@ -78,7 +78,7 @@ def test_exact_friction_has_its_law() -> None:
     law = np.linalg.solve(np.eye(4) - np.kron(step, step), noise.ravel())[0]
     result = sgmcmc.sample_chain(
         ExactFriction(normal(), rate, momentum_loss=a, prior_variance=1e12, noise_limit=1e9),
-        START, num_results=400, num_burnin_steps=100, seed=0, progress_bar=False,
+        START, num_results=400, num_burnin_steps=100, seed=0, progress_bar=False, jit_compile=False,
     )  # fmt: skip
     assert np.mean(np.square(result.states)) == pytest.approx(law, rel=0.02)
     assert law == pytest.approx(4.0, rel=0.1)

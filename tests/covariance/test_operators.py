@@ -31,7 +31,9 @@ def per_chain(values: np.ndarray) -> np.ndarray:
 
 def root_matrix(sigma: Any, chains: tuple[int, ...], *numbers: Any) -> np.ndarray:
     """Returns the matrix S of `sqrt_multiply`."""
-    return explicit(tf.function(lambda z: sigma.sqrt_multiply(*numbers, z)), chains)
+    return explicit(
+        tf.function(lambda z: sigma.sqrt_multiply(*numbers, z), autograph=False), chains
+    )
 
 
 def largest(example: Example) -> np.ndarray:

@@ -221,7 +221,9 @@ def test_products_with_an_unknown_number_of_chains() -> None:
         return root, Solver().conjugate_gradient(multiply, v, tf.identity)
 
     unknown = tf.TensorSpec([None, 6, 6], tf.float64)
-    root, solution = tf.function(both, input_signature=[unknown])(tf.constant(matrix))
+    root, solution = tf.function(both, input_signature=[unknown], autograph=False)(
+        tf.constant(matrix)
+    )
     expected = scipy.linalg.sqrtm(np.eye(6) + matrix[0]) @ v[0].numpy()
     # 32 terms leave ((sqrt(11) - 1) / (sqrt(11) + 1))^32 = 2e-9 of the largest root.
     np.testing.assert_allclose(root[0], expected, rtol=0, atol=1e-7)

@@ -199,6 +199,7 @@ def test_noisy_swaps_are_said() -> None:
     def problems(temperatures: list[float]) -> str:
         kernel = sgmcmc.ReplicaExchangeSGLD(target, 5e-6, temperatures)
         options: dict[str, Any] = dict(seed=0, jit_compile=False, progress_bar=False)
+        options["preflight_check"] = False  # `report` makes it
         start = tf.fill([4], 2.0)
         run = sgmcmc.sample_chain(kernel, start, 20, num_burnin_steps=20, **options)
         return " ".join(sgmcmc.report(run).problems)

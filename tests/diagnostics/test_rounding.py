@@ -69,7 +69,14 @@ def test_draws_of_a_large_intercept_that_lie_on_few_numbers_are_told(
     assert not flags_of_spacing(w[:0], problem)
 
 
-@pytest.mark.parametrize("offset, dtype", [(1e6, np.float32), (1e6, np.float64), (1e5, np.float32)])
+@pytest.mark.parametrize(
+    "offset, dtype",
+    [
+        (1e6, np.float32),
+        (1e6, np.float64),
+        pytest.param(1e5, np.float32, marks=pytest.mark.thorough),
+    ],
+)
 def test_a_posterior_between_two_numbers_is_refused_before_sampling(
     offset: float, dtype: type
 ) -> None:

@@ -36,8 +36,11 @@ def sampler(**arguments):
     return SamplerCallback(small_models.sgld(), **arguments)
 
 
-def fit(callback, *data, **arguments):
-    model = small_models.linear()
+GRAPH = {"jit_compile": False}  # steps of several chains are traced once, not at each eager call
+
+
+def fit(callback, *data, compiled=None, **arguments):
+    model = small_models.linear(**compiled or {})
     arguments = {"verbose": 0, "shuffle": False, "callbacks": [callback], **arguments}
     model.fit(*data, **arguments)
     return model
@@ -250,7 +253,7 @@ class TestGroups:
 
     def test_the_result_has_all_of_a_fit(self):
         callback = sampler(chains=Chains(2, "model"))
-        fit(callback, X, Y, batch_size=4, epochs=2)
+        fit(callback, X, Y, batch_size=4, epochs=2, compiled=GRAPH)
         found = callback.result
         assert found.trace["step"].tolist() == list(range(6))
         np.testing.assert_allclose(found.trace["step_size"], 1e-3)
@@ -275,7 +278,7 @@ class TestFlatArguments:
         )
         new = sampler(num_examples=N, collect=Collect(1, 0), chains=Chains(2, "model"))
         for callback in (old, new):
-            fit(callback, X, Y, batch_size=4, epochs=1)
+            fit(callback, X, Y, batch_size=4, epochs=1, compiled=GRAPH)
         small_models.assert_equal(old.samples, new.samples)
         assert len(old.samples[0]) == 2
 

@@ -224,7 +224,9 @@ def test_parts_that_move_as_one_move_as_they_do_alone(
 
     def moved(fewest: int) -> Any:
         monkeypatch.setitem(annealed_sghmc._PACKED, "fewest", fewest)
-        step = tf.function(lambda *x: kernel.one_step(*x, seed=SEED), jit_compile=jit_compile)
+        step = tf.function(
+            lambda *x: kernel.one_step(*x, seed=SEED), jit_compile=jit_compile, autograph=False
+        )
         theta, results = state, kernel.bootstrap_results(state)
         for _ in range(3):
             theta, results = step(theta, results)

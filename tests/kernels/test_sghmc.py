@@ -16,6 +16,7 @@ from scipy.linalg import sqrtm
 import tfp_sgmcmc as sgmcmc
 from tests.harness import by_hand
 from tests.harness.by_hand import HAND, MASS, MODEL, MOMENTUM, SEED, START, flat, two_parts
+from tests.harness.fast_settings import fast_settings
 from tests.harness.known_covariance import KnownCovariance, KnownDiagonal
 from tests.harness.thermostats import NoisyQuadratic
 from tfp_sgmcmc import random
@@ -66,7 +67,10 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+# Mass and temperature alone are parts of "mass and temperature".
+@pytest.mark.parametrize(
+    "name", fast_settings(OPTIONS, "plain", "mass and temperature", "numbers of each chain")
+)
 @pytest.mark.parametrize("covariance", ["known", "none"])
 def test_options(name: str, covariance: str) -> None:
     options = {"h": H, "friction": 4.0, **OPTIONS[name]}

@@ -130,13 +130,14 @@ def test_scores_of_second_order(name: str) -> None:
 
 def test_a_run_goes_on_with_another_number_of_replicas(tmp_path: Path) -> None:
     pytest.importorskip("zarr")
+    """SGNHT has more than its position to store, and is traced faster than other such kernels."""
     options: dict[str, Any] = dict(seed=0, jit_compile=False, progress_bar=False)
     with MIRRORED.scope():
-        kernel = kernels("SGHMC", sharded())
+        kernel = kernels("SGNHT", sharded(jit_compile=False))
         sgmcmc.sample_chain(kernel, tf.zeros([4, 3]), 20, directory=tmp_path, **options)
-    kernel = kernels("SGHMC", sharded())
+    kernel = kernels("SGNHT", sharded(jit_compile=False))
     result = sgmcmc.sample_chain(kernel, tf.zeros([4, 3]), 40, directory=tmp_path, **options)
-    assert_close(np.asarray(result.states), alone("SGHMC"))
+    assert_close(np.asarray(result.states), alone("SGNHT", jit_compile=False))
     with pytest.raises(ValueError, match="jit_compile"):  # other noise
         sgmcmc.sample_chain(
             kernel, tf.zeros([4, 3]), 60, directory=tmp_path, **options | {"jit_compile": True}

@@ -300,7 +300,7 @@ def test_likelihoods_with_a_loop_that_tensorflow_does_not_vectorize(mode: str) -
         x, _ = tf.scan(lambda c, _: (c[0] * a, c[1]), tf.range(9), (tf.ones_like(a), 0 * a))
         return -tf.gather(x, batch - 1)
 
-    target = sgmcmc.MinibatchLogProb(lambda a: -(a**2), log_likelihood, times, 5)
+    target = sgmcmc.MinibatchLogProb(lambda a: -(a**2), log_likelihood, times, 5, replacement=True)
     estimate = in_mode(lambda a: target.estimate(a, SEED), mode)
     a = tf.constant(0.9, tf.float64)
     with pytest.warns(UserWarning, match="one after another.*TensorFlow reports"):

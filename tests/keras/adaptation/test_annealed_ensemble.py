@@ -254,7 +254,7 @@ def test_the_pool_has_the_smallest_hashes(size):
 def test_weights_of_classes_reach_the_pool_of_independent_batches():
     data = sgmcmc.keras.IndependentBatches(X, Y, batch_size=B, seed=0)
     found, by_class = sgmcmc.keras.SamplerCallback(seed=3), {0: 1.0, 1: 5.0, 2: 0.5, 3: 1.0}
-    small_models.affine().fit(data, class_weight=by_class, verbose=0, callbacks=[found])
+    affine().fit(data, class_weight=by_class, verbose=0, callbacks=[found])
     pool = found._settings.ensemble._pool
     weights = np.array([by_class[c] for c in pool.y.tolist()])
     np.testing.assert_allclose(pool.weight, weights / weights.mean(), rtol=1e-6)

@@ -162,8 +162,15 @@ def test_num_groups_is_checked():
         sampler(KERNELS["NOGIN"]("diag"), num_groups=1)
 
 
-@pytest.mark.parametrize("covariance", ["full", "diag"])
-@pytest.mark.parametrize("kernel", ["NOGIN", "SGHMC"])
+@pytest.mark.parametrize(
+    ("kernel", "covariance"),
+    [
+        ("NOGIN", "full"),
+        ("SGHMC", "diag"),
+        pytest.param("NOGIN", "diag", marks=pytest.mark.thorough),
+        pytest.param("SGHMC", "full", marks=pytest.mark.thorough),
+    ],
+)
 def test_one_chain_with_an_axis_of_chains(kernel, covariance):
     """Its size, which is known, is kept where the number of rows of a batch is not."""
     callback = sampler(KERNELS[kernel](covariance), num_chains=1)

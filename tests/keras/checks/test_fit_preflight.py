@@ -220,7 +220,7 @@ class TestSecondFit:
     @pytest.mark.parametrize("chains", [None, 2])
     def test_weights_that_were_set_since_the_last_fit_are_told(self, chains):
         """They are the state of a single chain; several chains have states of their own."""
-        callback, model = standard(chains=chains), classifier()
+        callback, model = standard(chains=chains), classifier(run_eagerly=chains is None)
         fit(model, callback, epochs=2)
         said = [m for m in messages(model, callback) if "must have the weights that" in m]
         model.set_weights([np.ones([D, 1], np.float32)])

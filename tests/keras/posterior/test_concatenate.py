@@ -15,7 +15,7 @@ def draws(num_kept, *chains, seed=0):
 
 
 def test_predictions_are_means_over_all_chains():
-    model = small_models.linear()
+    model = small_models.linear(jit_compile=False)
     one = small_models.posterior_of(model, draws(6))
     two = small_models.posterior_of(model, draws(6, 2, seed=1), num_chains=2)
     both = sgmcmc.keras.Posterior.concatenate([one, two])

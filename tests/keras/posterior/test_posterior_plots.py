@@ -64,9 +64,9 @@ def test_bands_of_predictions(line: Posterior) -> None:
 def test_observations_that_are_no_numbers_or_too_few_are_told(line: Posterior) -> None:
     for plot in (line.plot_predictions, line.plot_calibration):
         with pytest.raises(TypeError, match="y must be an array of numbers"):
-            plot(X, np.full(Y.shape, "high"))
+            plot(X[:9], np.full([9, 1], "high"))
         with pytest.raises(ValueError, match=r"y must be an array .* Received: shape \(5,"):
-            plot(X, Y[:5])
+            plot(X[:9], Y[:5])
 
 
 @pytest.mark.thorough

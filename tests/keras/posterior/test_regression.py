@@ -207,7 +207,9 @@ OUTPUTS = (X @ KERNELS).reshape(14, 6, 2)
 
 def weighted(loss, kernels=KERNELS, weights=WEIGHTS):
     """A posterior of two chains with weights."""
-    made = small_models.posterior_of(linear(loss, kernels.shape[-1]), [kernels], 2)
+    made = small_models.posterior_of(
+        linear(loss, kernels.shape[-1], jit_compile=False), [kernels], 2
+    )
     return made.with_samples(made.samples, weights)
 
 
@@ -305,7 +307,7 @@ def test_poisson_and_the_loss_of_keras_agree():
     kernels = KERNELS[..., :1]
     rate = np.exp(OUTPUTS[..., :1])
     mine = weighted(losses.PoissonNLL(), kernels).predict(X, quantiles=[0.9]).predictive
-    model = linear(keras.losses.Poisson(), 1, "exponential")
+    model = linear(keras.losses.Poisson(), 1, "exponential", jit_compile=False)
     theirs = small_models.posterior_of(model, [kernels], 2)
     theirs = theirs.with_samples([kernels], WEIGHTS).predict(X, quantiles=[0.9]).predictive
     for a, b in zip(mine, theirs, strict=True):

@@ -209,16 +209,16 @@ def test_a_second_pool_takes_what_the_first_one_has_built() -> None:
     rows = tf.data.Dataset.from_tensor_slices((problem.x, problem.y)).batch(500)
     model = sgmcmc.LinearModel(likelihood)
     target = sgmcmc.StreamedLogProb(prior, model, rows, N, memory=MOST * ROW_BYTES)
-    first, report = sgmcmc.draw_pool(target, START)
+    first, report = sgmcmc.draw_pool(target, START, jit_compile=False)
     assert len(report.passes) == 3 and len(target._blocks) == 1
     (reader,) = target._blocks.values()
     calls.clear()
-    second, _ = sgmcmc.draw_pool(target, START)
+    second, _ = sgmcmc.draw_pool(target, START, jit_compile=False)
     assert not calls and target._blocks[target.block_rows] is reader
     np.testing.assert_array_equal(first(START), second(START))
 
 
-@pytest.mark.parametrize("outlier", [80.0, 120.0, 1e3])
+@pytest.mark.parametrize("outlier", [80.0, pytest.param(120.0, marks=pytest.mark.thorough), 1e3])
 def test_one_row_that_moves_the_mode_far_is_seen(outlier: float) -> None:
     """The pilot's rows, one in ten, lack it for this seed. The log posterior has a closed form."""
     y = np.random.default_rng(0).normal(size=N)
