@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.internal import xla
-from tfp_sgmcmc.internal.checks import integer
+from tfp_sgmcmc.internal import checks, xla
+from tfp_sgmcmc.internal.checks import integer, integers
 from tfp_sgmcmc.internal.nest import static_or_dynamic_shape
 
 __all__ = [
@@ -110,7 +110,7 @@ def as_seed(seed: Any) -> tf.Tensor:
 
 def integers_of(seed: tf.Tensor) -> tuple[int, int]:
     """Returns the two integers of a seed."""
-    first, second = seed.numpy().tolist()
+    first, second = as_seed(seed).numpy().tolist()
     return first, second
 
 
@@ -122,7 +122,8 @@ def split(seed: tf.Tensor, num: int) -> list[tf.Tensor]:
 
 def fold_in(seed: tf.Tensor, data: Any) -> tf.Tensor:
     """Returns the seed of number `data` in the sequence that `seed` starts."""
-    return tf.random.fold_in(as_seed(seed), tf.cast(data, tf.int32), alg=xla.random_algorithm())
+    data = tf.cast(integers("data", data, rank=0), tf.int32)
+    return tf.random.fold_in(as_seed(seed), data, alg=xla.random_algorithm())
 
 
 def numbered_seed(seed: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
@@ -130,6 +131,7 @@ def numbered_seed(seed: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
 
     Use it for indices, whose functions hash their seeds. Everything else takes `fold_in`.
     """
+    seed, numbers = as_seed(seed), tf.cast(integers("numbers", numbers), tf.int32)
     high = seed[0] + tf.zeros_like(numbers)
     return tf.stack([high, tf.bitwise.bitwise_xor(seed[1], numbers)], axis=-1)
 
@@ -142,6 +144,7 @@ def uniform_indices(
     Arguments and result are the same as for `permuted_indices`.
     """
     num_examples = integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
+    positions = integers("positions", positions)
     key = _chain_key(_as_seeds(seed, positions), chain_shape)
     words = tf.cast(hashed_words(key, tf.cast(positions, tf.uint32)), tf.uint64)
     scaled = words * tf.constant(num_examples, tf.uint64)
@@ -172,6 +175,7 @@ def permuted_indices(
       `int32` tensor of shape `[*chain_shape, n]`.
     """
     num_examples = integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
+    positions = integers("positions", positions, below=num_examples)
     keys = _round_keys(_as_seeds(seed, positions), num_examples, chain_shape)
     return _permuted(keys, positions, num_examples)
 
@@ -195,7 +199,7 @@ def epoch_indices(
     """
     num_examples = integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
     batch_size = integer("batch_size", batch_size, least=1, most=num_examples)
-    seed = as_seed(seed)
+    seed, step = as_seed(seed), tf.cast(integers("step", step, rank=0), tf.int64)
     start = step * batch_size
     first = tf.cast(start // num_examples, tf.int32)
     position = tf.cast(start % num_examples, tf.uint32) + tf.cast(tf.range(batch_size), tf.uint32)
@@ -242,7 +246,8 @@ class AliasTable(NamedTuple):
     @classmethod
     def from_probabilities(cls, probabilities: np.ndarray) -> AliasTable:
         """Returns the table of `probabilities`, `[N]`, which need not sum to one."""
-        scaled = np.asarray(probabilities, np.float64)
+        scaled = checks.array("probabilities", probabilities).astype(np.float64)
+        checks.nonnegative_weights("probabilities", scaled)
         scaled = scaled * (len(scaled) / scaled.sum())
         kept, alias = np.ones(len(scaled)), np.arange(len(scaled), dtype=np.int32)
         small, large = [*np.flatnonzero(scaled < 1)], [*np.flatnonzero(scaled >= 1)]
@@ -317,7 +322,6 @@ def _permuted(keys: list[tf.Tensor], positions: tf.Tensor, num_examples: int) ->
 @functools.lru_cache(maxsize=128, typed=True)
 def _grid(num_examples: int) -> tuple[int, int]:
     """Returns sides a <= b of the nearly square grid with the fewest cells beyond N."""
-    num_examples = integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
     root = math.isqrt(num_examples - 1) + 1
     # `_hash_below` takes sides of 16 bits.
     least = max(1, min(2, num_examples), root // 4, -(-num_examples // 2**16))
@@ -329,6 +333,7 @@ def _grid(num_examples: int) -> tuple[int, int]:
 
 def _chain_key(seed: tf.Tensor, chain_shape: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns two words of key for each chain: shapes `[...]` and `[*chain_shape, 1]` or wider."""
+    checks.shape_if_known("chain_shape", chain_shape)
     shape = tf.cast(chain_shape, tf.int32)
     chains = tf.range(tf.math.reduce_prod(shape))
     chains = tf.cast(tf.reshape(chains, tf.concat([shape, [1]], axis=0)), tf.uint32)
@@ -374,7 +379,7 @@ def hashed_words(key: tuple[tf.Tensor, tf.Tensor], counters: tf.Tensor) -> tf.Te
 
 def normal(shape: Any, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
     """Draws standard normals of the given shape."""
-    seed = as_seed(seed)
+    seed, dtype = as_seed(seed), checks.form(shape, dtype)
     if not xla.in_xla_context():
         static = tf.get_static_value(tf.convert_to_tensor(shape, tf.int32))
         is_large = static is not None and math.prod(static) >= _WORTH_COMPILING
@@ -413,8 +418,8 @@ def three_point(shape: Any, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
     larger by a factor of 1 + 2^-31, less than `float32` resolves. The numbers are the same in every
     mode, on every device.
     """
+    dtype, key = checks.form(shape, dtype), tf.unstack(tf.bitcast(as_seed(seed), tf.uint32))
     rows, columns = row_and_column(shape)
-    key = tf.unstack(tf.bitcast(as_seed(seed), tf.uint32))
     counters = rows * tf.cast(tf.size(columns), tf.uint32) + columns
     return tf.reshape(_three_point_values(hashed_words((key[0], key[1]), counters), dtype), shape)
 
@@ -432,7 +437,7 @@ def _draw_like(
     Few parts have seeds of their own. Of many parts, the generators would be most of what XLA
     compiles, so their numbers are drawn as one array, which is then cut.
     """
-    parts = tf.nest.flatten(state)
+    parts = [tf.convert_to_tensor(x) for x in tf.nest.flatten(state)]
     if len(parts) < _MANY_PARTS or len({x.dtype for x in parts}) > 1:
         seeds = split(seed, len(parts)) if len(parts) > 1 else [seed]
         pairs = zip(parts, seeds, strict=True)

@@ -72,6 +72,13 @@ def test_wrong_arguments(options: dict[str, Any], error: type, message: str) -> 
         sgmcmc.sample(**options, initial_state=START, num_results=3)
 
 
+def test_arguments_in_the_order_of_tfp_are_told() -> None:
+    with pytest.raises(TypeError, match="target must be a MinibatchLogProb, .* Received: a int"):
+        sgmcmc.sample(1000, START, tf.square)
+    with pytest.raises(TypeError, match="The arguments are kernel, initial_state, num_results"):
+        sgmcmc.sample_chain(1000, START, Walk())
+
+
 def test_a_model_without_an_axis_for_examples_is_refused_before_the_run() -> None:
     """It works for one chain, where a scalar broadcasts to all examples."""
     target = sgmcmc.MinibatchLogProb(

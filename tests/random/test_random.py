@@ -534,3 +534,26 @@ def test_alias_tables_draw_alike_in_every_mode_and_never_what_has_no_chance() ->
 def test_a_short_integer_is_a_number_of_examples(draw: Any) -> None:
     found, expected = (draw(SEED, tf.range(3), n) for n in (np.uint8(200), 200))
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: random.fold_in(SEED, "one"), "data must hold integers. Received: 'one'"),
+        (lambda: random.fold_in(SEED, 1.5), "data must hold integers. Received: 1.5"),
+        (lambda: random.fold_in(SEED, [1, 2]), r"data must be of rank 0. Received: shape \(2,\)"),
+        (lambda: random.integers_of([1, 2, 3]), "seed must be an integer or two integers"),
+        (lambda: random.numbered_seed(SEED, [1.0]), r"numbers must hold integers. Received: \[1.0"),
+        (lambda: random.permuted_indices(SEED, [-1], 5), r"positions must be in 0 .. 4. Received"),
+        (lambda: random.permuted_indices(SEED, None, 5), "positions must hold integers. Received"),
+        (lambda: random.uniform_indices(SEED, [0], 5, -3), "chain_shape must be a list of integer"),
+        (lambda: random.epoch_indices(SEED, 0.5, 2, 5), "step must hold integers. Received: 0.5"),
+        (lambda: random.normal([-1], tf.float32, SEED), "shape must be a list of integers of at "),
+        (lambda: random.normal("one", tf.float32, SEED), "shape must be a list of integers of at"),
+        (lambda: random.three_point([1], tf.int32, SEED), "dtype must be a floating dtype. Receiv"),
+        (lambda: random.AliasTable.from_probabilities(np.array([-1, 2])), "probabilities must ha"),
+    ],
+)
+def test_wrong_arguments_are_named(call: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()

@@ -1,8 +1,10 @@
 """Wrong data, functions and options of targets raise clear errors before the first step."""
 
 import contextlib
+import re
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -354,14 +356,23 @@ def test_states_of_another_size_than_the_data_allow() -> None:
     )
     message = r"log_likelihood_fn failed for a state of shapes \(3,\) and examples of \(5, 2\)\."
     raised = rf"{message} It raised: .*Incompatible shapes.* as in theta\[..., None\]"
-    with pytest.raises(ValueError, match=raised):
+    with pytest.raises(ValueError, match=raised) as caught:
         sgmcmc.SGLD(flat, 0.1).bootstrap_results(tf.zeros([3]))
+    assert not re.search(r"function_node|\[Op:", str(caught.value))
     in_graph = r"shapes \(3,\) and examples of \(20, 2\)\. It raised: Dimensions must be equal"
     with pytest.raises(ValueError, match=in_graph):
         sgmcmc.ControlVariate(flat, tf.zeros([3]))
     prior = target(log_prior_fn=lambda t: tf.linalg.matvec(tf.eye(2), t)[..., 0])
     with pytest.raises(ValueError, match=r"log_prior_fn failed for a state of shapes \(3,\)\. It"):
         sgmcmc.SGLD(prior, 0.1).bootstrap_results(tf.zeros([3]))
+
+
+def test_keras_models_are_no_log_densities() -> None:
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+    full, part = sgmcmc.FullDataLogProb(model), target(log_likelihood_fn=model)
+    for call in (lambda: sgmcmc.sample(model, 0.0), lambda: full(0.0), lambda: part(0.0)):
+        with pytest.raises(TypeError, match="Received: the Keras model .* a tfp_sgmcmc.keras.Samp"):
+            call()
 
 
 def half_right(loc: tf.Tensor, log_scale: tf.Tensor, x: tf.Tensor) -> tf.Tensor:

@@ -222,6 +222,9 @@ def sample(
       OSError: `directory` cannot be written any more; the message counts the results that are safe.
     """
     eager("sample")
+    is_sharded = chains_per_shard is not None or executor is not None
+    if not is_sharded:  # first, as its message tells arguments in the order of tfp.mcmc
+        check_target(target, bijector)
     integer("num_results", num_results, 1)
     integer("num_chains", num_chains, 1)
     integer("min_ess", min_ess, 1)
@@ -234,7 +237,7 @@ def sample(
         progress_bar=progress_bar,
         preflight_check=preflight_check,
     )
-    if chains_per_shard is not None or executor is not None:
+    if is_sharded:
         return sample_target_in_shards(
             target,
             initial_state,
@@ -246,7 +249,6 @@ def sample(
             jit_compile=jit_compile is not False,
             **options,
         )
-    check_target(target, bijector)
     place = as_directory(directory)
     with contextlib.ExitStack() as stack:
         run = None

@@ -81,6 +81,56 @@ def numbers(name: str, value: Any, expected: str = "a finite number") -> None:
         require(name, entries, not np.any(is_wrong), expected)
 
 
+def integers(name: str, value: Any, rank: int | None = None, below: int | None = None) -> Any:
+    """Returns `value` as a tensor if it holds integers, of a `rank` if that is given.
+
+    In eager mode, they must also be in 0 .. N - 1 for a `below` of N. Raises TypeError for other
+    types, and ValueError for other integers.
+    """
+    import tensorflow as tf  # as in `numbers`
+
+    try:
+        found = tf.convert_to_tensor(value, dtype_hint=tf.int64)
+    except (TypeError, ValueError):
+        found = tf.constant("")
+    if not found.dtype.is_integer:
+        raise TypeError(f"{name} must hold integers. Received: {value!r}.")
+    holds = rank is None or found.shape.rank in (rank, None)
+    require(name, f"shape {found.shape}", holds, f"of rank {rank}")
+    if below is not None and tf.executing_eagerly():
+        known = found.numpy()
+        require(name, known, np.all((known >= 0) & (known < below)), f"in 0 .. {below - 1}")
+    return found
+
+
+def form(shape: Any, dtype: Any) -> Any:
+    """Returns the dtype of numbers to draw; raises for one that is not floating, or a wrong shape.
+
+    Raises ValueError for a shape that is known not to be a list of integers of at least 0.
+    """
+    import tensorflow as tf  # as in `numbers`
+
+    shape_if_known("shape", shape)
+    try:
+        found = tf.as_dtype(dtype)
+    except TypeError:
+        found = tf.string
+    if not found.is_floating:
+        raise TypeError(f"dtype must be a floating dtype. Received: {dtype!r}.")
+    return found
+
+
+def shape_if_known(name: str, value: Any) -> None:
+    """Raises ValueError for what is known not to be a list of integers of at least 0."""
+    import tensorflow as tf  # as in `numbers`
+
+    found = as_array(tf.get_static_value(value) if tf.is_tensor(value) else value)
+    is_unknown = found.dtype.kind == "O" and value is not None  # symbolic
+    is_right = found.ndim == 1 and (not found.size or found.dtype.kind in "iu")
+    is_right = is_right and bool(np.all(found >= 0))
+    require(name, repr(value), is_unknown or is_right, "a list of integers of at least 0")
+
+
 def require(name: str, value: Any, holds: bool | np.bool_, expected: str) -> None:
     """Raises ValueError for `value` unless `holds`, a condition that is false for NaN."""
     if not holds:

@@ -371,7 +371,10 @@ def refuse_wrappers(kernel: str, results: Any) -> None:
 def check_kernel(name: str, kernel: Any) -> tfp.mcmc.TransitionKernel:
     """Returns `kernel` if it is a `TransitionKernel`; raises TypeError otherwise."""
     if not isinstance(kernel, tfp.mcmc.TransitionKernel):
+        is_number = isinstance(kernel, int) and name == "kernel"
+        order = " The arguments are kernel, initial_state, num_results, in this order."
         raise TypeError(
             f"{name} must be a tfp.mcmc.TransitionKernel. Received: a {type(kernel).__name__}."
+            f"{order if is_number else ''}"
         )
     return kernel

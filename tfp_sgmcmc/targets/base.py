@@ -6,10 +6,12 @@ import abc
 import contextlib
 import functools
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Self
 
+import keras
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import accepts, function
@@ -22,6 +24,11 @@ from tfp_sgmcmc.internal.nest import (
     static_or_dynamic_shape,
 )
 from tfp_sgmcmc.internal.tfp_mends import mend_tfp
+
+# TensorFlow's names of nodes in a message.
+_INTERNAL = re.compile(
+    r"\{\{function_node .*?\}\} ?|\s*\[\[\{\{node .*?\}\}\]\]|\s*\[Op:.*", re.DOTALL
+)
 
 
 class ExpansionError(ValueError):
@@ -231,8 +238,10 @@ def log_prob_from(name: str, fn: Callable[..., Any], state: State) -> tf.Tensor:
     """
     try:
         value = call_with_state(fn, state)
-    except TypeError:
-        check_signature(name, fn, state)
+    except (TypeError, ValueError) as error:
+        refuse_model(name, fn, error)
+        if isinstance(error, TypeError):
+            check_signature(name, fn, state)
         raise
     result = numbers_from(name, value, state)
     for leaf in tf.nest.flatten(state):
@@ -244,6 +253,21 @@ def log_prob_from(name: str, fn: Callable[..., Any], state: State) -> tf.Tensor:
                 f"{result.shape} for a state part of shape {leaf.shape}."
             )
     return result
+
+
+def refuse_model(name: str, fn: Any, error: Exception) -> None:
+    """Raises TypeError if the user's function that raised `error` is a Keras model."""
+    if isinstance(fn, keras.Model):
+        raise TypeError(
+            f"{name} must return log probabilities of the parameters to sample. Received: the "
+            f"Keras model {fn.name!r}, which maps inputs to outputs. To sample a model's weights, "
+            "call fit with a tfp_sgmcmc.keras.SamplerCallback."
+        ) from error
+
+
+def message_of(error: Exception) -> str:
+    """Returns the message of an error without TensorFlow's names of nodes."""
+    return _INTERNAL.sub("", getattr(error, "message", str(error))).strip()
 
 
 def numbers_from(name: str, value: Any, state: State) -> tf.Tensor:

@@ -14,7 +14,14 @@ import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import accepts, function, integer, optional
 from tfp_sgmcmc.internal.nest import State, call_with_state, named_parts, static_or_dynamic_shape
-from tfp_sgmcmc.targets.base import Target, check_signature, log_prob_from, numbers_from
+from tfp_sgmcmc.targets.base import (
+    Target,
+    check_signature,
+    log_prob_from,
+    message_of,
+    numbers_from,
+    refuse_model,
+)
 from tfp_sgmcmc.targets.bijectors import (
     check_bijectors,
     is_joint,
@@ -256,6 +263,7 @@ class ModelTarget(Target):
         try:
             result = call_with_state(fn, parameters, batch=batch)
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+            refuse_model(name, fn, error)
             if isinstance(error, TypeError):
                 check_signature(name, fn, parameters, batch=batch)
             _explain_failure(name, error, state, batch, self._dtype_advice)
@@ -325,7 +333,7 @@ def _explain_failure(
             cure = f"{advice.format(dtype=dtype)}, or start from a {x.dtype.name} state"
         raise TypeError(
             f"{name} failed for a state of dtype {dtype} and data{where} of dtype {x.dtype.name}: "
-            f"{cure}. It raised: {error}"
+            f"{cure}. It raised: {message_of(error)}"
         ) from error
     unequal = _UNEQUAL_TYPES.search(str(error))
     others = sorted({*unequal.groups()} - {dtype}) if unequal else []
@@ -333,7 +341,7 @@ def _explain_failure(
         raise TypeError(
             f"{name} failed for a state of dtype {dtype}: it holds numbers of dtype {others[0]}. "
             f"Give its distributions parameters of dtype {dtype}, or start from a state of the "
-            f"other dtype. It raised: {error}"
+            f"other dtype. It raised: {message_of(error)}"
         ) from error
     # Shapes that do not fit raise a ValueError that names a node where a graph is traced.
     if isinstance(error, tf.errors.InvalidArgumentError) or "for '{{node" in str(error):
@@ -347,5 +355,5 @@ def _explain_failure(
             )
         raise ValueError(
             f"{name} failed for a state of shapes {shapes}{examples}. It raised: "
-            f"{getattr(error, 'message', error)}{hint}"
+            f"{message_of(error).rstrip('.')}.{hint}"
         ) from error

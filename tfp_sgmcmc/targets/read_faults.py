@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import path
+from tfp_sgmcmc.targets.base import message_of
 
 _CHUNK = 2**24
 _MOST_LISTED = 5
@@ -122,9 +123,6 @@ _REPAIR = (
     "Restore the file, and make the StreamedLogProb again. A run in a directory then goes on by "
     "the same call."
 )
-_INTERNAL = re.compile(
-    r"\{\{function_node .*?\}\} ?|\s*\[\[\{\{node .*?\}\}\]\]|\s*\[Op:.*", re.DOTALL
-)
 _LINE = re.compile(r'File "([^"]*)", line (\d+), in')
 
 
@@ -132,7 +130,7 @@ def _raised(error: Exception) -> str:
     """Returns what was raised without TensorFlow's names of nodes, and where in a user's code."""
     if not isinstance(error, tf.errors.OpError):
         return f"{type(error).__name__}: {error}."
-    said = _INTERNAL.sub("", error.message).strip()
+    said = message_of(error)
     first, *_ = said.splitlines() or [type(error).__name__]
     lines = [x for x in _LINE.findall(said) if "/lib/python" not in x[0]]
     where = f" ({lines[-1][0]}, line {lines[-1][1]})" if lines else ""
