@@ -74,6 +74,13 @@ def test_bad_arguments(arguments, words):
         found(**arguments)
 
 
+def test_a_model_without_targets():
+    model = keras.Sequential([keras.Input([D]), keras.layers.Dense(1)])
+    model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    with pytest.raises(ValueError, match="y must be given to fit"):
+        sgmcmc.keras.find_step_size(model, X, prior=None)
+
+
 def test_a_model_that_is_not_compiled():
     with pytest.raises(ValueError, match="compile"):
         found(keras.Sequential([keras.Input([D]), keras.layers.Dense(1)]))

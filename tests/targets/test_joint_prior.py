@@ -245,6 +245,8 @@ def test_a_start_that_overflows_moves_towards_the_origin() -> None:
     state, notes = finite_start(problem, tf.constant(16.0))
     assert float(state) == 8.0 and notes[0].grade == "note"
     assert "in float32, so the run began at 0.5 times initial_state" in notes[0]
+    _, (note,) = finite_start(problem, tf.constant(16.0), "the medians of the prior")
+    assert "at the medians of the prior in float32" in note
     assert finite_start(problem, tf.constant(2.0)) == (tf.constant(2.0), ())
     always, told = finite_start(as_problem(lambda x: x * np.nan), tf.constant(1.0))
     assert float(always) == 1.0 and told == ()

@@ -48,9 +48,10 @@ class CenteredHierarchy(NamedTuple):
         """The note of a run that samples the effects as variables with a fixed prior."""
         of, width = ("covariance", "its factor") if self.is_joint else ("width", "width")
         were = "were" if " and " in self.effects else "was"
+        on = "other entries of it" if self.scale == self.effects else self.scale
         return (
             f"The hierarchy is centred: the {of} of the prior of {self.effects} depends on "
-            f"{self.scale}. So {self.effects} {were} sampled as location plus {width} times z, "
+            f"{on}. So {self.effects} {were} sampled as location plus {width} times z, "
             "where the prior of z is fixed. The draws are those of the model as it is written."
         )
 

@@ -26,6 +26,7 @@ from tfp_sgmcmc.diagnostics.vector_functions import (
     zero_density_beyond,
 )
 from tfp_sgmcmc.internal.nest import State, entry_names, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.tables import rhat_text
 from tfp_sgmcmc.sampling.result import Flag, SampleResult
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.data import evenly_spread
@@ -92,7 +93,7 @@ def check_draws(
     flags = [*flags_of_convergence(found, goal, prepared.remedy), *_told(diverging)]
     line = (
         f"The draws of all chains are worth {found.ess:.0f} independent ones for the worst "
-        f"parameter, and R-hat is {found.rhat:.3f}."
+        f"parameter, and R-hat is {rhat_text(found.rhat)}."
     )
     if certificate is not None and certificate.is_reliable:
         flags += _told(_flag_of_certificate(certificate, varies))
@@ -166,7 +167,7 @@ def flags_of_convergence(found: Convergence, goal: float, remedy: str | None = N
     """Returns what convergence diagnostics say against the draws, with a known `remedy`."""
     flags = []
     if not found.rhat <= found.limit:
-        cause = f"The chains disagree: R-hat is {found.rhat:.3f}."
+        cause = f"The chains disagree: R-hat is {rhat_text(found.rhat)}."
         if remedy is None:
             cause += " The posterior may have several modes or a funnel."
             remedy = "Reparameterise a funnel; ReplicaExchangeSGLD moves between modes."

@@ -19,6 +19,7 @@ from tfp_sgmcmc.diagnostics.convergence import (
 )
 from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_z
 from tfp_sgmcmc.internal.nest import State
+from tfp_sgmcmc.internal.tables import rhat_text
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.sampling.loop import Loop, Position, start_of
 from tfp_sgmcmc.targets import Target
@@ -271,7 +272,7 @@ class PilotDraws(NamedTuple):
         return (
             f"a pilot's draws had {self.fit.radius:.3g} times the mean square distance that the "
             f"curvature at the mode predicts, and R-hat of its chains was "
-            f"{self.convergence.rhat:.2f}"
+            f"{rhat_text(self.convergence.rhat, 2)}"
         )
 
     @property

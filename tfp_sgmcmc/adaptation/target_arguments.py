@@ -174,11 +174,13 @@ def choose_jit_compile(
     return False, (line,)
 
 
-def finite_start(target: MinibatchLogProb, state: State) -> tuple[State, tuple[Flag, ...]]:
+def finite_start(
+    target: MinibatchLogProb, state: State, called: str = "initial_state"
+) -> tuple[State, tuple[Flag, ...]]:
     """Returns a start where the log posterior and its gradient are finite, with a note if it moved.
 
     The start is moved towards the origin, and then, as Stan does, drawn uniformly from (-2, 2), and
-    at last from (-20, 20). If nothing helps, it is returned as it is.
+    at last from (-20, 20). If nothing helps, it is returned as it is. The note calls it `called`.
     """
     rng = np.random.default_rng(0)
 
@@ -191,7 +193,7 @@ def finite_start(target: MinibatchLogProb, state: State) -> tuple[State, tuple[F
     def moved() -> Iterator[tuple[State, str]]:
         for share in (0.5, 0.25, 0.0):
             scaled = tf.nest.map_structure(lambda x, share=share: share * x, state)
-            yield scaled, f"{share:g} times initial_state"
+            yield scaled, f"{share:g} times {called}"
         for radius in _RADII:
             for _ in range(_NUM_STARTS):
                 yield uniform(radius), f"a state drawn from ({-radius:g}, {radius:g})"
@@ -204,8 +206,7 @@ def finite_start(target: MinibatchLogProb, state: State) -> tuple[State, tuple[F
         return state, ()
     dtype = tf.nest.flatten(state)[0].dtype.name
     cause = (
-        f"The log posterior is NaN or infinite at initial_state in {dtype}, so the run began at "
-        f"{name}."
+        f"The log posterior is NaN or infinite at {called} in {dtype}, so the run began at {name}."
     )
     remedy = "Give initial_state where the density is finite, or check the model for overflow."
     return start, (Flag("note", cause, remedy),)

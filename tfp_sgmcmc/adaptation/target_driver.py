@@ -77,7 +77,8 @@ class TargetSettings:
             )
         self.problem = target_arguments.as_problem(target, bijector)
         state = target_arguments.single_state(self.problem, initial_state)
-        self.state, self._notes = target_arguments.finite_start(self.problem, state)
+        called = "initial_state" if initial_state is not None else "the medians of the prior"
+        self.state, self._notes = target_arguments.finite_start(self.problem, state, called)
         if not isinstance(target, MinibatchLogProb):
             KeptTargets.of(target).keep(target, bijector, self.problem, self.state)
         self._num_results, self._num_chains = num_results, num_chains

@@ -19,6 +19,7 @@ from tfp_sgmcmc.diagnostics.convergence import (
     rhat_limit,
 )
 from tfp_sgmcmc.internal.nest import path_name
+from tfp_sgmcmc.internal.tables import rhat_text
 from tfp_sgmcmc.targets.laplace.curvature import wrapped_target
 from tfp_sgmcmc.targets.validation.step_size_check import Stability, epochs_of, judge_step
 
@@ -141,8 +142,8 @@ def chain_problems(found: Row, x: np.ndarray) -> list[str]:
     limit = MOST_RHAT if few else rhat_limit(x.shape[1], x.shape[2], found.num_draws)
     if found.rhat > limit:
         problems.append(
-            f"{name}: the chains or their halves disagree. R-hat is {found.rhat:.3f}; it should "
-            f"be at most {MOST_RHAT}. Run longer, or from better starts."
+            f"{name}: the chains or their halves disagree. R-hat is {rhat_text(found.rhat)}; it "
+            f"should be at most {MOST_RHAT}. Run longer, or from better starts."
         )
     if few:
         problems.append(

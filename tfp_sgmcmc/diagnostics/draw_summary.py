@@ -22,7 +22,14 @@ from tfp_sgmcmc.diagnostics.convergence import (
     rhat_limit,
 )
 from tfp_sgmcmc.internal.extras import import_figure
-from tfp_sgmcmc.internal.tables import Table, decimals_for, histogram_picture, number, shown_by
+from tfp_sgmcmc.internal.tables import (
+    Table,
+    decimals_for,
+    histogram_picture,
+    number,
+    rhat_text,
+    shown_by,
+)
 
 MOST_SHOWN = 20  # rows
 LEVELS = (0.05, 0.5, 0.95)
@@ -103,7 +110,7 @@ class DrawSummary:
             *(number(float(x), decimals) for x in values),
             number(float(self.ess_bulk[i]), 0),
             number(float(self.ess_tail[i]), 0),
-            number(float(self.rhat[i]), 3),
+            rhat_text(self.rhat[i]),
             number(error, decimals_for(10 * error)),
         )
 
@@ -115,9 +122,9 @@ class DrawSummary:
             worst, fewest = int(np.nanargmax(self.rhat)), int(np.nanargmin(least))
             of = "all" if len(self.names) == self.num_entries else f"{len(self.names)}"
             notes.append(
-                f"{hidden:,} more entries. Of {of}, the largest R-hat is {self.rhat[worst]:.3f}, "
-                f"of {self.names[worst]}, and the smallest ESS {least[fewest]:,.0f}, of "
-                f"{self.names[fewest]}."
+                f"{hidden:,} more entries. Of {of}, the largest R-hat is "
+                f"{rhat_text(self.rhat[worst])}, of {self.names[worst]}, and the smallest ESS "
+                f"{least[fewest]:,.0f}, of {self.names[fewest]}."
             )
         elif hidden:
             notes.append(f"{hidden:,} more entries.")
@@ -260,7 +267,7 @@ def plot_traces(names: Sequence[str], draws: np.ndarray, rhat: np.ndarray) -> An
     every = -(-num // _MOST_POINTS)
     for (trace, ranks), name, x, of_entry in zip(axes, names, draws.T, rhat, strict=True):
         trace.plot(np.arange(0, num, every), x.T[::every], linewidth=0.6)
-        trace.set_title(f"{name}, R-hat {of_entry:.3f}", fontsize="small")
+        trace.set_title(f"{name}, R-hat {rhat_text(of_entry)}", fontsize="small")
         order = x.ravel().argsort().argsort().reshape(x.shape)
         edges = np.linspace(0, num * chains, _RANK_BINS + 1)
         for of_chain in order:

@@ -18,7 +18,7 @@ from tfp_sgmcmc.diagnostics.draw_summary import entry_names, plot_deviations
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.internal.extras import import_figure
 from tfp_sgmcmc.internal.nest import dotted_names
-from tfp_sgmcmc.internal.tables import Table, as_html, histogram_picture, number
+from tfp_sgmcmc.internal.tables import Table, as_html, histogram_picture, number, rhat_text
 from tfp_sgmcmc.targets.base import Target, as_target
 from tfp_sgmcmc.targets.data import evenly_spread
 
@@ -58,7 +58,7 @@ class Report:
         lines += [f"- note: {n}" for n in self.notes]
         lines += ["", f"{'variable':<24} {'entries':>8} {'R-hat':>7} {'draws':>8} {'time':>8}"]
         for row in self.rows:
-            figures = f"{row.rhat:>7.3f} {row.num_draws:>8.0f} {row.time:>8.1f}"
+            figures = f"{rhat_text(row.rhat):>7} {row.num_draws:>8.0f} {row.time:>8.1f}"
             lines.append(f"{row.name:<24} {row.num_entries:>8} {figures}")
         lines += [
             "",
@@ -72,7 +72,7 @@ class Report:
         flags = [("wrong", p) for p in self.problems] + [("note", n) for n in self.notes]
         rows = []
         for row in self.rows:
-            figures = number(row.rhat, 3), number(row.num_draws, 0), number(row.time, 1)
+            figures = rhat_text(row.rhat), number(row.num_draws, 0), number(row.time, 1)
             rows.append((row.name, str(row.num_entries), *figures))
         columns = "variable", "entries", "R-hat", "independent draws", "results between them"
         pictures = [
@@ -130,7 +130,7 @@ class Report:
         top.text(0, 1, "\n".join(lines), va="top", family="monospace", fontsize=8)
         for axes, row in zip(panels, worst, strict=True):
             axes.plot(row.trace, linewidth=0.5)
-            axes.set(title=f"{row.name}: entry with the largest R-hat, {row.rhat:.3f}")
+            axes.set(title=f"{row.name}: entry with the largest R-hat, {rhat_text(row.rhat)}")
             axes.set(xlabel="result")
         return page
 

@@ -20,7 +20,7 @@ from tfp_sgmcmc.keras.chain.collection import Collection
 from tfp_sgmcmc.keras.checks.data_check import check_data
 from tfp_sgmcmc.keras.checks.local_geometry import CompiledGradients, measure_geometry
 from tfp_sgmcmc.keras.data.fit_batches import training_arrays
-from tfp_sgmcmc.keras.data.training_data import Source
+from tfp_sgmcmc.keras.data.training_data import Source, check_targets
 from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.model.priors import as_log_prior, check_prior
 
@@ -152,6 +152,7 @@ def find_step_size(
     arrays = internals.map_arrays(np.asarray, tensors)
     size = checks.integer("batch_size", batch_size, 1, num_examples)
     source = Source("arrays", num_examples, size, -(-num_examples // size), arrays)
+    check_targets(source)
     compiled_loss.build(model, *source.batch(2))
     check_variables(model.trainable_variables)
     check_data(model, source)

@@ -12,9 +12,10 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import integer
 from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.model.priors import as_log_prior
-from tfp_sgmcmc.keras.posterior.batches import check_arrays, checked_inputs, num_rows
+from tfp_sgmcmc.keras.posterior.batches import check_arrays, check_numbers, checked_inputs, num_rows
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
 from tfp_sgmcmc.targets import MinibatchLogProb, find_center
+from tfp_sgmcmc.targets.base import ExpansionError
 
 _ROWS = 500  # whose scores give the units of the search for the mode
 _TOLERANCE = 0.01  # of the mode, in standard deviations of the posterior
@@ -92,6 +93,7 @@ def last_layer_laplace(
     layer, outputs = _last_layer(model)
     checked_inputs(model, x)
     check_arrays("y", y)
+    check_numbers(y)
     total, y = num_rows((x, y)), np.asarray(y)
     integer("num_samples", num_samples, 1)
     integer("batch_size", batch_size, 1)
@@ -136,10 +138,17 @@ def last_layer_laplace(
             f"Received: shape {[*features.shape]}."
         )
     target = MinibatchLogProb(log_prior_fn, log_likelihood_fn, (features, y), min(total, _ROWS))
-    _, report = find_center(
-        target, [values[i] for i in places], tolerance=_TOLERANCE, seed=random.fold_in(seed, 0)
-    )
-    draws = report.laplace.sample(num_samples, seed=random.fold_in(seed, 1))
+    try:
+        _, report = find_center(
+            target, [values[i] for i in places], tolerance=_TOLERANCE, seed=random.fold_in(seed, 0)
+        )
+        draws = report.laplace.sample(num_samples, seed=random.fold_in(seed, 1))
+    except ExpansionError as error:
+        raise ValueError(
+            "The log posterior of the last layer must be strictly curved at its mode, which a "
+            f"softmax is only with a prior. Received: prior={prior}, and a Hessian that is not "
+            "negative definite. Give a prior with a density, such as tfd.Normal(0., 1.)."
+        ) from error
     return Posterior(model, layer.trainable_variables, [d.numpy() for d in draws])
 
 

@@ -64,8 +64,10 @@ def save(path: Path, header: Mapping[str, Any], nests: Mapping[str, Any]) -> Non
     npz.write(path, contents, arrays)
 
 
-def load(path: Path) -> Checkpoint:
+def load(path: Path, begin: tuple[str, ...] = ("",)) -> Checkpoint:
     """Reads a checkpoint; the checksum of each array is verified, and nothing is unpickled.
+
+    Leaves whose names `begin` otherwise are left out.
 
     Raises:
       ValueError: the file is damaged, or was written in another format.
@@ -76,6 +78,7 @@ def load(path: Path) -> Checkpoint:
             leaves = {
                 str(name): None if dtype is None else array(str(i), dtype)
                 for i, (name, dtype) in enumerate(contents["leaves"])
+                if str(name).startswith(begin)
             }
             return Checkpoint(path, contents["header"], leaves)
     raise ValueError(

@@ -72,7 +72,7 @@ class DrawStore:
         attributes: Mapping[str, Any] | None = None,
         committed: Committed | None = None,
     ):
-        self.path, self._zarr = path, _zarr()
+        self.path, self._zarr = path, import_zarr()
         for group, members in variables.items():
             _check(group, members)
         self.variables = _numbered(variables)
@@ -346,21 +346,6 @@ def _chunk_rows(variables: Variables) -> int:
     return max(1, min(_CHUNK_ROWS, _CHUNK_BYTES // total))
 
 
-def verify_store(store: Path, advice: str, saved: Mapping[str, Any]) -> None:
-    """Raises ValueError, with `advice`, unless all chunks of draws in a store are there.
-
-    The checksums in `saved`, the leaves of the run's checkpoint, tell chunks of another run.
-    """
-    zarr: Any = _zarr()
-    with stored_draws.named(store, advice):
-        for name, array in zarr.open_group(store, mode="r")["posterior"].arrays():
-            if name != "chain":
-                lead, draw_axis = (None, 0) if name == "draw" else (array.shape[:1], 1)
-                known = saved.get(f"checksums['posterior'][{name!r}]")
-                known, num_draws = [] if known is None else known.tolist(), array.shape[draw_axis]
-                stored_draws.StoredDraws(array, lead, num_draws, None, known).verify()
-
-
 def _check(group: str, members: Mapping[str, stored_draws.Variable]) -> None:
     for name, variable in members.items():
         if (
@@ -384,7 +369,8 @@ def _check(group: str, members: Mapping[str, stored_draws.Variable]) -> None:
         raise ValueError(f"{group} must have equally many chains. Received: {sorted(counts)}.")
 
 
-def _zarr() -> ModuleType:
+def import_zarr() -> ModuleType:
+    """Returns zarr; raises ModuleNotFoundError, with how to install it."""
     install = 'python -m pip install "tfp_sgmcmc[results]"'
     with advised(f"Draws on disk need zarr. Install it by {install}"):
         import zarr

@@ -147,9 +147,12 @@ def test_a_flat_prior_of_a_softmax_is_refused():
     model = network(keras.layers.Dense(K), loss)
     with (
         pytest.warns(UserWarning, match="not negative definite"),
-        pytest.raises(ValueError, match="[Hh]essian|curved|definite"),
+        pytest.raises(ValueError, match="[Hh]essian|curved|definite") as caught,
     ):
         sgmcmc.keras.last_layer_laplace(model, X, RNG.integers(0, K, size=[N]), None)
+    assert "Received: prior=None" in str(caught.value)
+    with pytest.raises(TypeError, match="y must hold numbers. Received: strings"):
+        sgmcmc.keras.last_layer_laplace(model, X, np.full([N], "a"), normal())
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,20 @@ def test_damaged_headers_are_refused_with_the_path(posterior, tmp_path, header):
         Posterior.load(new, posterior.model)
 
 
+def test_labels_of_some_outputs_alone_are_refused():
+    x = keras.Input([3])
+    outputs = [keras.layers.Dense(2, "softmax")(x), keras.layers.Dense(2, "softmax")(x)]
+    model = keras.Model(x, outputs)
+    model.compile(loss=["sparse_categorical_crossentropy"] * 2)
+    posterior = posterior_of(model, samples(model))
+    with pytest.raises(ValueError, match=r"y must have an array for each output .* Received: 1\."):
+        posterior.evaluate(X, Y // 2)
+    with pytest.raises(TypeError, match=r"Received: a NoneType\. Leave out what belongs to an out"):
+        posterior.evaluate(X, [Y, None])
+    model.compile(loss=["sparse_categorical_crossentropy", None])
+    assert posterior.evaluate(X, [Y // 2, Y]).accuracy[1] is None
+
+
 UNBUILT = keras.Sequential([keras.layers.Dense(1)])
 
 

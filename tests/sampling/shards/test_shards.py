@@ -1,5 +1,6 @@
 """Chains in shards: the same draws as each shard alone, whoever runs them and whatever fails."""
 
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -309,6 +310,28 @@ def test_draws_of_another_run_are_not_opened(
     file = next(p.name for p in (tmp_path / "0" / place).iterdir() if ".1" in p.name)
     shutil.copy(tmp_path / "1" / place / file, tmp_path / "0" / place / file)
     with pytest.raises(ValueError, match=f"{file} must have the checksum.*Restore it from a copy"):
+        sgmcmc.open_shards(tmp_path / "0")
+
+
+def test_draws_that_are_not_those_of_the_checkpoint_are_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last chunk, which is partly filled, has no checksum in the checkpoint."""
+    monkeypatch.setattr(zarr_store, "_CHUNK_ROWS", 2)
+    for seed in (0, 1):
+        in_shards(num_results=5, chains_per_shard=6, seed=seed, directory=tmp_path / str(seed))
+    place = Path("shard-0", SAMPLES, "posterior", "x")
+    first, _, last = sorted((tmp_path / "0" / place).glob("c.*"))
+    whole = last.read_bytes()
+    shutil.copy(tmp_path / "1" / place / last.name, last)
+    with pytest.raises(ValueError, match=r"shard-0.*/x has other draws from number 4 on than the"):
+        sgmcmc.open_shards(tmp_path / "0")
+    last.write_bytes(whole)
+    changed = bytearray(first.read_bytes())
+    changed[0] ^= 1
+    first.write_bytes(changed)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)  # no dask: all is read
+    with pytest.raises(ValueError, match=r"shard-0.* is damaged .* checksum.*Restore it from a co"):
         sgmcmc.open_shards(tmp_path / "0")
 
 

@@ -250,6 +250,7 @@ def test_stable_steps_pass(step_size: Any) -> None:
     )
     assert found.is_stable
     assert found.step_size == pytest.approx(0.99)
+    assert "largest_noise" not in repr(found) and "np.float" not in repr(found)
     np.testing.assert_allclose(found[:2], [4.0, 1.0], rtol=1e-5)
 
 

@@ -138,7 +138,7 @@ def training_source(model: keras.Model, made: Sequence[Any] = ()) -> Source:
         read = next((data for data in made if data.was_read), None)
         return Source() if read is None else _of_py_dataset(read, {}, lambda batch: batch)
     found, steps = _of_adapter(iterator.data_adapter), iterator.steps_per_epoch
-    _check_targets(found)
+    check_targets(found)
     if not steps or isinstance(found.dataset, ResidentData):
         return found
     if isinstance(found.dataset, IndependentBatches):
@@ -151,7 +151,7 @@ def training_source(model: keras.Model, made: Sequence[Any] = ()) -> Source:
     return found._replace(num_batches=steps)
 
 
-def _check_targets(source: Source) -> None:
+def check_targets(source: Source) -> None:
     """Raises unless the data have y, which are numbers."""
     batch = source.arrays or source.spec
     if batch is None and source.take_batch is not None:

@@ -300,9 +300,11 @@ def check_arrays(name: str, data: Any) -> None:
     for leaf in keras.tree.flatten(data) or [data]:
         shape = tuple(getattr(leaf, "shape", ()))
         if not hasattr(leaf, "__array__") or not shape or None in shape:
+            is_part = leaf is None and data is not None
+            advice = " Leave out what belongs to an output without a loss." if is_part else ""
             raise TypeError(
                 f"{name} must be an array [rows, ...], or a nest of such arrays. Received: a "
-                f"{type(leaf).__name__}."
+                f"{type(leaf).__name__}.{advice}"
             )
         if _kind(leaf) in "OcMm":
             raise TypeError(f"{name} must have real numbers as entries. Received: {leaf!r}.")

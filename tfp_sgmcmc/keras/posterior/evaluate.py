@@ -378,6 +378,7 @@ class Evaluator:
         outputs = None
         for block, tick in data.blocks():
             if outputs is None:
+                _check_count(self._model, block[0][1])
                 pair = keras.tree.map_structure(lambda a: a[:1], block[0][:2])
                 compiled_loss.build(self._model, *pair, None)
                 values = [tf.convert_to_tensor(v.value) for v in self._variables]
@@ -401,6 +402,17 @@ class Evaluator:
         masks = [tf.ones_like(log_p) if m is None else tf.cast(m, log_p.dtype) for m in found]
         mean = wide(compiled_loss.activate(self._model, outputs))
         return Terms(others=(mean, masks), logs=log_p)
+
+
+def _check_count(model: keras.Model, y: Any) -> None:
+    """Raises ValueError unless there are labels for each output that has a loss, where known."""
+    outputs, given = internals.symbolic_outputs(model), len(internals.array_leaves(y))
+    if outputs is None or given >= (expected := len(compiled_loss.placed_losses(model, outputs))):
+        return
+    raise ValueError(
+        "y must have an array for each output that has a loss, in the structure of the outputs, "
+        f"here {expected}. Received: {given}."
+    )
 
 
 def _append(found: dict[int, list[Any]], place: int, *arrays: np.ndarray) -> None:

@@ -15,7 +15,7 @@ from tfp_sgmcmc.diagnostics.convergence import effective_sample_size, rank_norma
 from tfp_sgmcmc.diagnostics.draw_summary import entry_names
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.internal.extras import import_figure
-from tfp_sgmcmc.internal.tables import Table, decimals_for, number, shown_by
+from tfp_sgmcmc.internal.tables import Table, decimals_for, number, rhat_text, shown_by
 from tfp_sgmcmc.keras.model import compiled_loss
 from tfp_sgmcmc.keras.posterior.evaluate import decided
 from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
@@ -58,8 +58,8 @@ class Summary:
         columns = self.names, self.mean, self.standard_deviation, self.rhat, self.ess
         for name, mean, sd, rhat, ess in list(zip(*columns, strict=True))[:_SHOWN]:
             decimals = decimals_for(sd or abs(mean) or 1.0)
-            figures = number(mean, decimals), number(sd, decimals), number(rhat, 3), number(ess, 0)
-            rows.append((name, *figures))
+            moments = number(mean, decimals), number(sd, decimals)
+            rows.append((name, *moments, rhat_text(rhat), number(ess, 0)))
         counts = f"worst {min(_SHOWN, len(self.names))} of {len(self.names)} entries"
         if len(self.names) < self.num_entries:
             counts += f", taken evenly from {self.num_entries}"
@@ -108,7 +108,7 @@ def plot(found: Summary, traces: np.ndarray, weights: np.ndarray | None, num_ent
         axes, found.names, found.rhat, traces, strict=False
     ):
         trace.plot(x.T, linewidth=0.6)
-        trace.set_title(f"{name}, R-hat {rhat:.3f}", fontsize="small")
+        trace.set_title(f"{name}, R-hat {rhat_text(rhat)}", fontsize="small")
         weight = None if weights is None else [weights] * len(x)
         marginal.hist([*x], bins=30, density=True, histtype="step", weights=weight)
         marginal.set_yticks([])

@@ -22,10 +22,11 @@ from tfp_sgmcmc.sampling.shards import shard_worker
 from tfp_sgmcmc.storage import checkpoint
 from tfp_sgmcmc.storage.directory import CHECKPOINT, SAMPLES
 from tfp_sgmcmc.storage.lock import read_object
+from tfp_sgmcmc.storage.store_check import verify_store
 from tfp_sgmcmc.storage.stored_draws import named
-from tfp_sgmcmc.storage.zarr_store import verify_store
 
 _ADVICE = "Restore it from a copy, or name the other shards."
+_OF_DRAWS = "checksums['posterior']", "tail['posterior']"  # leaves of a checkpoint
 
 
 class ShardedDraws:
@@ -228,10 +229,11 @@ def _opened(store: Path) -> Any:
     saved: dict[str, Any] = {}
     # There is none before the first checkpoint, and draws beside a damaged one can be read.
     with contextlib.suppress(OSError, ValueError):
-        saved = checkpoint.load(store.parent / CHECKPOINT).leaves
+        saved = checkpoint.load(store.parent / CHECKPOINT, _OF_DRAWS).leaves
     verify_store(store, _ADVICE, saved)
     with named(store, _ADVICE):
-        return xarray.open_zarr(store, group="posterior", chunks=chunks)
+        data = xarray.open_zarr(store, group="posterior", chunks=chunks)
+        return data.load() if chunks is None else data
 
 
 def gather(

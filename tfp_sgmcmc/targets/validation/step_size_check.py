@@ -143,6 +143,10 @@ class Stability(NamedTuple):
     step_size: float
     largest_noise: float = 0.0
 
+    def __repr__(self) -> str:
+        shown = {k: x for k, x in self._asdict().items() if k != "largest_noise" or x}
+        return f"Stability({', '.join(f'{name}={x}' for name, x in shown.items())})"
+
     @property
     def is_stable(self) -> bool:
         """Whether no entry of the step size is above the largest stable one."""
