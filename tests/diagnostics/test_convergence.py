@@ -14,6 +14,7 @@ from tfp_sgmcmc.diagnostics.convergence import (
     rank_normalized_rhat,
     rhat_limit,
     rhat_of_moments,
+    rhat_text,
 )
 
 
@@ -155,3 +156,7 @@ def test_independent_chains_are_not_called_dependent() -> None:
             x[t, :, 10:] += rng.choice([0.5, 0.95]) * x[t - 1, :, 10:]
         x[: len(x) // 20] += 100.0  # a common start
         assert (chain_dependence(x) == 1).all(), seed
+
+
+def test_the_digits_of_a_huge_rhat_are_left_out() -> None:
+    assert [rhat_text(x) for x in (1.0043, 999.5, 3.9e14)] == ["1.004", "999.500", "above 1000"]

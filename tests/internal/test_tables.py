@@ -12,7 +12,6 @@ from tfp_sgmcmc.internal.tables import (
     code_block,
     graded,
     histogram_picture,
-    rhat_text,
 )
 
 TABLE = Table(
@@ -25,10 +24,6 @@ TABLE = Table(
     pictures=["<svg></svg>", ""],
     details=["It did this."],
 )
-
-
-def test_the_digits_of_a_huge_rhat_are_left_out() -> None:
-    assert [rhat_text(x) for x in (1.0043, 999.5, 3.9e14)] == ["1.004", "999.500", "above 1000"]
 
 
 class Tags(HTMLParser):

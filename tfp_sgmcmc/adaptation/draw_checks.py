@@ -19,6 +19,7 @@ from tfp_sgmcmc.adaptation.langevin import (
 from tfp_sgmcmc.adaptation.pilot import Convergence, GradientFit, convergence, gradient_fit
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import Certificate
+from tfp_sgmcmc.diagnostics.convergence import rhat_text
 from tfp_sgmcmc.diagnostics.vector_functions import (
     LogProbs,
     log_prob_of_vectors,
@@ -26,7 +27,6 @@ from tfp_sgmcmc.diagnostics.vector_functions import (
     zero_density_beyond,
 )
 from tfp_sgmcmc.internal.nest import State, entry_names, flatten_events, unflatten_events
-from tfp_sgmcmc.internal.tables import rhat_text
 from tfp_sgmcmc.sampling.result import Flag, SampleResult
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.data import evenly_spread

@@ -15,7 +15,7 @@ from tfp_sgmcmc.adaptation.hamiltonian import TimedHMC, least_seconds
 from tfp_sgmcmc.adaptation.pilot import Gradients, PilotChains, PilotDraws, PilotRuns
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, prepare_kernel
-from tfp_sgmcmc.internal.tables import rhat_text
+from tfp_sgmcmc.diagnostics.convergence import rhat_text
 from tfp_sgmcmc.kernels import UnderdampedLangevin
 from tfp_sgmcmc.kernels.linear_theory import splitting_law
 from tfp_sgmcmc.targets import ControlVariate, MinibatchLogProb
@@ -275,9 +275,8 @@ class LangevinSelector:
             if not (measured.worst < min(2 * chosen.worst + 0.02, 1.5 * MOST_WORST)):
                 continue
             if pilot.convergence.rhat > 1.1:
-                raise _Dropped(
-                    f"R-hat of a pilot's chains was {rhat_text(pilot.convergence.rhat, 2)}"
-                )
+                rhat = rhat_text(pilot.convergence.rhat, 2)
+                raise _Dropped(f"R-hat of a pilot's chains was {rhat}")
             if pilot.fit.excess < -0.03 - 3 * pilot.fit.error:
                 raise _Dropped("a pilot's draws were too narrow, by their gradients")
             here = BatchAndStep(chosen.batch_size, chosen.step_size, *measured)

@@ -16,10 +16,10 @@ from tfp_sgmcmc.diagnostics.convergence import (
     effective_sample_size,
     rank_normalized_rhat,
     rhat_limit,
+    rhat_text,
 )
 from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_z
 from tfp_sgmcmc.internal.nest import State
-from tfp_sgmcmc.internal.tables import rhat_text
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.sampling.loop import Loop, Position, start_of
 from tfp_sgmcmc.targets import Target

@@ -17,9 +17,9 @@ from tfp_sgmcmc.diagnostics.convergence import (
     effective_sample_size,
     rank_normalized_rhat,
     rhat_limit,
+    rhat_text,
 )
 from tfp_sgmcmc.internal.nest import path_name
-from tfp_sgmcmc.internal.tables import rhat_text
 from tfp_sgmcmc.targets.laplace.curvature import wrapped_target
 from tfp_sgmcmc.targets.validation.step_size_check import Stability, epochs_of, judge_step
 

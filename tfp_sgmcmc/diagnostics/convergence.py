@@ -188,6 +188,15 @@ class RunningMoments:
         return rhat_of_moments(self.mean, self.squares / (self.count - 1), self.count)
 
 
+def rhat_text(rhat: Any, decimals: int = 3) -> str:
+    """Returns R-hat as text; chains that hardly move have one whose digits say nothing.
+
+    >>> rhat_text(1.0043), rhat_text(3.9e14)
+    ('1.004', 'above 1000')
+    """
+    return "above 1000" if rhat > 1000 else f"{rhat:.{decimals}f}"
+
+
 def rhat_limit(num_chains: int, num_entries: int, ess: float) -> float:
     r"""Returns the R-hat that sound chains exceed with probability 1e-3; 1.01 at least.
 

@@ -20,16 +20,10 @@ from tfp_sgmcmc.diagnostics.convergence import (
     effective_sample_size,
     rank_normalized_rhat,
     rhat_limit,
+    rhat_text,
 )
 from tfp_sgmcmc.internal.extras import import_figure
-from tfp_sgmcmc.internal.tables import (
-    Table,
-    decimals_for,
-    histogram_picture,
-    number,
-    rhat_text,
-    shown_by,
-)
+from tfp_sgmcmc.internal.tables import Table, decimals_for, histogram_picture, number, shown_by
 
 MOST_SHOWN = 20  # rows
 LEVELS = (0.05, 0.5, 0.95)

@@ -14,11 +14,12 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc.diagnostics import chain_checks
 from tfp_sgmcmc.diagnostics.base import refuse_trace
 from tfp_sgmcmc.diagnostics.bias import Bias, EntryTests, draws_and_gradients, find_bias
+from tfp_sgmcmc.diagnostics.convergence import rhat_text
 from tfp_sgmcmc.diagnostics.draw_summary import entry_names, plot_deviations
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.internal.extras import import_figure
 from tfp_sgmcmc.internal.nest import dotted_names
-from tfp_sgmcmc.internal.tables import Table, as_html, histogram_picture, number, rhat_text
+from tfp_sgmcmc.internal.tables import Table, as_html, histogram_picture, number
 from tfp_sgmcmc.targets.base import Target, as_target
 from tfp_sgmcmc.targets.data import evenly_spread
 

@@ -82,11 +82,7 @@ def numbers(name: str, value: Any, expected: str = "a finite number") -> None:
 
 
 def integers(name: str, value: Any, rank: int | None = None, below: int | None = None) -> Any:
-    """Returns `value` as a tensor if it holds integers, of a `rank` if that is given.
-
-    In eager mode, they must also be in 0 .. N - 1 for a `below` of N. Raises TypeError for other
-    types, and ValueError for other integers.
-    """
+    """Returns integers, of a `rank` if given, as a tensor; eager ones are in 0 .. `below` - 1."""
     import tensorflow as tf  # as in `numbers`
 
     try:
@@ -104,18 +100,11 @@ def integers(name: str, value: Any, rank: int | None = None, below: int | None =
 
 
 def form(shape: Any, dtype: Any) -> Any:
-    """Returns the dtype of numbers to draw; raises for one that is not floating, or a wrong shape.
-
-    Raises ValueError for a shape that is known not to be a list of integers of at least 0.
-    """
+    """Returns the dtype of numbers to draw; raises for others and for wrong shapes."""
     import tensorflow as tf  # as in `numbers`
 
     shape_if_known("shape", shape)
-    try:
-        found = tf.as_dtype(dtype)
-    except TypeError:
-        found = tf.string
-    if not found.is_floating:
+    if not (found := tf.as_dtype(dtype)).is_floating:
         raise TypeError(f"dtype must be a floating dtype. Received: {dtype!r}.")
     return found
 

@@ -170,15 +170,6 @@ def decimals_for(scale: float) -> int | None:
     return max(0, 2 - round(float(np.log10(scale))))
 
 
-def rhat_text(rhat: Any, decimals: int = 3) -> str:
-    """Returns R-hat as text; chains that hardly move have one whose digits say nothing.
-
-    >>> rhat_text(1.0043), rhat_text(3.9e14)
-    ('1.004', 'above 1000')
-    """
-    return "above 1000" if rhat > 1000 else f"{rhat:.{decimals}f}"
-
-
 def number(x: float, decimals: int | None) -> str:
     """Returns a number with the given decimals, or with four digits and an exponent.
 

@@ -145,9 +145,8 @@ def last_layer_laplace(
         draws = report.laplace.sample(num_samples, seed=random.fold_in(seed, 1))
     except ExpansionError as error:
         raise ValueError(
-            "The log posterior of the last layer must be strictly curved at its mode, which a "
-            f"softmax is only with a prior. Received: prior={prior}, and a Hessian that is not "
-            "negative definite. Give a prior with a density, such as tfd.Normal(0., 1.)."
+            "prior must make the log posterior strictly curved at its mode, as a normal does. "
+            f"Received: prior={prior}, which leaves a Hessian that is not negative definite."
         ) from error
     return Posterior(model, layer.trainable_variables, [d.numpy() for d in draws])
 

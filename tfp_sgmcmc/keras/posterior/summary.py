@@ -11,11 +11,15 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfp_sgmcmc.diagnostics.convergence import effective_sample_size, rank_normalized_rhat
+from tfp_sgmcmc.diagnostics.convergence import (
+    effective_sample_size,
+    rank_normalized_rhat,
+    rhat_text,
+)
 from tfp_sgmcmc.diagnostics.draw_summary import entry_names
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.internal.extras import import_figure
-from tfp_sgmcmc.internal.tables import Table, decimals_for, number, rhat_text, shown_by
+from tfp_sgmcmc.internal.tables import Table, decimals_for, number, shown_by
 from tfp_sgmcmc.keras.model import compiled_loss
 from tfp_sgmcmc.keras.posterior.evaluate import decided
 from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from tfp_sgmcmc.sampling.shards import shard_worker
 from tfp_sgmcmc.storage import checkpoint
 from tfp_sgmcmc.storage.directory import CHECKPOINT, SAMPLES
 from tfp_sgmcmc.storage.lock import read_object
-from tfp_sgmcmc.storage.store_check import verify_store
-from tfp_sgmcmc.storage.stored_draws import named
+from tfp_sgmcmc.storage.stored_draws import StoredDraws, named
+from tfp_sgmcmc.storage.zarr_store import import_zarr
 
 _ADVICE = "Restore it from a copy, or name the other shards."
 _OF_DRAWS = "checksums['posterior']", "tail['posterior']"  # leaves of a checkpoint
@@ -230,10 +230,38 @@ def _opened(store: Path) -> Any:
     # There is none before the first checkpoint, and draws beside a damaged one can be read.
     with contextlib.suppress(OSError, ValueError):
         saved = checkpoint.load(store.parent / CHECKPOINT, _OF_DRAWS).leaves
-    verify_store(store, _ADVICE, saved)
+    _verify(store, saved)
     with named(store, _ADVICE):
         data = xarray.open_zarr(store, group="posterior", chunks=chunks)
         return data.load() if chunks is None else data
+
+
+def _verify(store: Path, saved: Mapping[str, Any]) -> None:
+    """Raises ValueError unless all chunks of draws in a store are there.
+
+    Chunks of another run are told by `saved`, the checksums of whole chunks and the other draws in
+    the run's checkpoint.
+    """
+    zarr: Any = import_zarr()
+    with named(store, _ADVICE):
+        for name, array in zarr.open_group(store, mode="r")["posterior"].arrays():
+            if name != "chain":
+                lead, draw_axis = (None, 0) if name == "draw" else (array.shape[:1], 1)
+                known = saved.get(f"checksums['posterior'][{name!r}]")
+                tail = saved.get(f"tail['posterior'][{name!r}]")
+                num_draws, checksums = array.shape[draw_axis], [] if known is None else [*known]
+                draws = StoredDraws(array, lead, num_draws, None, checksums)
+                draws.verify()
+                start = len(checksums) * array.chunks[draw_axis]
+                # During a run, the draws of the tail are not in the store yet.
+                if known is None or tail is None or num_draws < start + len(tail):
+                    continue
+                found = draws[start : start + len(tail)]
+                if found.tobytes() != tail.astype(found.dtype).tobytes():
+                    raise ValueError(
+                        f"{store / array.path} has other draws from number {start} on than the "
+                        f"checkpoint beside {store.name}"
+                    )
 
 
 def gather(
