@@ -1,6 +1,7 @@
 """Targets made of a callable are used again while it gives the same numbers."""
 
 import copy
+import functools
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -155,5 +156,8 @@ def test_programs_stay_with_the_callable_and_in_the_process() -> None:
     again = pickle.loads(pickle.dumps(target))
     assert again.mean == 1.0 and find(again) is None and find(copy.deepcopy(target)) is None
     assert find(target) is problem
+    for other in (copy.copy(target), functools.wraps(target)(lambda w: log_prob(w - 1.0))):
+        assert find(other) is None  # it has the attributes, but may change apart from the first
+        assert find(target) is problem
     keep(WithoutAttributes())
     assert find(WithoutAttributes()) is None

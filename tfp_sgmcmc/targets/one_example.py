@@ -106,7 +106,8 @@ class KeptTargets:
     normal draw for each distance from the start, in both directions.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: Any = None):
+        self._owner = owner
         self._entries: list[tuple[Any, MinibatchLogProb, State, list[bytes]]] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -119,8 +120,13 @@ class KeptTargets:
         if inspect.ismethod(target):
             owner, name = target.__self__, f"{_KEPT}_{target.__name__}"
         attributes = getattr(owner, "__dict__", None)
-        # Functions of C and classes take no attributes.
-        return attributes.setdefault(name, cls()) if isinstance(attributes, dict) else cls()
+        if not isinstance(attributes, dict):  # functions of C and classes take no attributes
+            return cls(owner)
+        found = attributes.get(name)
+        # Copies and functools.wraps give another callable the attributes of the first one.
+        if found is None or found._owner is not owner:
+            found = attributes[name] = cls(owner)
+        return found
 
     def find(self, target: Any, bijector: Any) -> MinibatchLogProb | None:
         """Returns a target that was kept for such a bijector, or None."""
@@ -167,7 +173,7 @@ def _numbers(target: Any, problem: MinibatchLogProb, states: State) -> list[byte
     try:
         parameters = problem.constrain(states)
         log_probs = np.asarray(call_with_state(log_prob_fn, parameters))
-    except Exception:  # whatever the user's function raises far from the start
+    except Exception:  # far from the start a user's function may raise anything: it is not kept
         return []
     if np.isfinite(log_probs).sum() < 2:
         return []
