@@ -27,7 +27,6 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal import checks, xla
-from tfp_sgmcmc.internal.checks import integer, integers
 from tfp_sgmcmc.internal.nest import static_or_dynamic_shape
 
 __all__ = [
@@ -116,13 +115,13 @@ def integers_of(seed: tf.Tensor) -> tuple[int, int]:
 
 def split(seed: tf.Tensor, num: int) -> list[tf.Tensor]:
     """Returns `num` seeds that are independent of each other, made from `seed`."""
-    integer("num", num, least=1)
+    checks.integer("num", num, least=1)
     return tf.unstack(tf.random.split(as_seed(seed), num=num, alg=xla.random_algorithm()))
 
 
 def fold_in(seed: tf.Tensor, data: Any) -> tf.Tensor:
     """Returns the seed of number `data` in the sequence that `seed` starts."""
-    data = tf.cast(integers("data", data, rank=0), tf.int32)
+    data = tf.cast(checks.integers("data", data, rank=0), tf.int32)
     return tf.random.fold_in(as_seed(seed), data, alg=xla.random_algorithm())
 
 
@@ -131,7 +130,7 @@ def numbered_seed(seed: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
 
     Use it for indices, whose functions hash their seeds. Everything else takes `fold_in`.
     """
-    seed, numbers = as_seed(seed), tf.cast(integers("numbers", numbers), tf.int32)
+    seed, numbers = as_seed(seed), tf.cast(checks.integers("numbers", numbers), tf.int32)
     high = seed[0] + tf.zeros_like(numbers)
     return tf.stack([high, tf.bitwise.bitwise_xor(seed[1], numbers)], axis=-1)
 
@@ -143,8 +142,8 @@ def uniform_indices(
 
     Arguments and result are the same as for `permuted_indices`.
     """
-    num_examples = integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
-    positions = integers("positions", positions)
+    num_examples = checks.integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
+    positions = checks.integers("positions", positions)
     key = _chain_key(_as_seeds(seed, positions), chain_shape)
     words = tf.cast(hashed_words(key, tf.cast(positions, tf.uint32)), tf.uint64)
     scaled = words * tf.constant(num_examples, tf.uint64)
@@ -174,8 +173,8 @@ def permuted_indices(
     Returns:
       `int32` tensor of shape `[*chain_shape, n]`.
     """
-    num_examples = integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
-    positions = integers("positions", positions, below=num_examples)
+    num_examples = checks.integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
+    positions = checks.integers("positions", positions, below=num_examples)
     keys = _round_keys(_as_seeds(seed, positions), num_examples, chain_shape)
     return _permuted(keys, positions, num_examples)
 
@@ -197,9 +196,9 @@ def epoch_indices(
     `step` is t, an `int64` scalar, `batch_size` B, at most N, and `num_examples` N. `seed` and
     `chain_shape` are the same as for `permuted_indices`.
     """
-    num_examples = integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
-    batch_size = integer("batch_size", batch_size, least=1, most=num_examples)
-    seed, step = as_seed(seed), tf.cast(integers("step", step, rank=0), tf.int64)
+    num_examples = checks.integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
+    batch_size = checks.integer("batch_size", batch_size, least=1, most=num_examples)
+    seed, step = as_seed(seed), tf.cast(checks.integers("step", step, rank=0), tf.int64)
     start = step * batch_size
     first = tf.cast(start // num_examples, tf.int32)
     position = tf.cast(start % num_examples, tf.uint32) + tf.cast(tf.range(batch_size), tf.uint32)
@@ -379,7 +378,7 @@ def hashed_words(key: tuple[tf.Tensor, tf.Tensor], counters: tf.Tensor) -> tf.Te
 
 def normal(shape: Any, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
     """Draws standard normals of the given shape."""
-    seed, dtype = as_seed(seed), checks.form(shape, dtype)
+    seed, dtype = as_seed(seed), checks.shape_and_dtype(shape, dtype)
     if not xla.in_xla_context():
         static = tf.get_static_value(tf.convert_to_tensor(shape, tf.int32))
         is_large = static is not None and math.prod(static) >= _WORTH_COMPILING
@@ -418,7 +417,8 @@ def three_point(shape: Any, dtype: tf.DType, seed: tf.Tensor) -> tf.Tensor:
     larger by a factor of 1 + 2^-31, less than `float32` resolves. The numbers are the same in every
     mode, on every device.
     """
-    dtype, key = checks.form(shape, dtype), tf.unstack(tf.bitcast(as_seed(seed), tf.uint32))
+    dtype = checks.shape_and_dtype(shape, dtype)
+    key = tf.unstack(tf.bitcast(as_seed(seed), tf.uint32))
     rows, columns = row_and_column(shape)
     counters = rows * tf.cast(tf.size(columns), tf.uint32) + columns
     return tf.reshape(_three_point_values(hashed_words((key[0], key[1]), counters), dtype), shape)

@@ -289,12 +289,8 @@ def noncentered(
             problem, state = _by_one_law(problem, state, law, model)
     else:
         blocks = np.array(entries)[:, np.newaxis]
-        other, at = _changed(problem, state, BlockNonCentering(problem, state, blocks))
-        # So another run compiles nothing for it.
-        problem, state = (
-            kept_program(problem, f"non-centred {blocks.tolist()}", state, lambda: other),
-            at,
-        )
+        step = BlockNonCentering(problem, state, blocks)
+        problem, state = _changed(problem, state, step, f"non-centred {blocks.tolist()}")
     kept_program(problem, "hierarchy", state, lambda: None)  # it need not be looked for again
     return problem, state
 
@@ -305,18 +301,20 @@ def _by_one_law(
     law: Law,
     model: tuple[MinibatchLogProb, State],
 ) -> tuple[MinibatchLogProb, tf.Tensor]:
-    """Returns the target of coordinates by a law, kept with what is compiled, and the state."""
+    """Returns the target of coordinates by a law, and the state."""
     if isinstance(law, NormalBlocks):
         step: tfb.Bijector = BlockNonCentering(problem, state, law.blocks, law.is_shared)
     else:
         step = non_centering(*model, law)
-    other, at = _changed(problem, state, step)
-    name = f"non-centred by a law of {len(law.entries)} effects"
-    return kept_program(problem, name, state, lambda: other), at
+    return _changed(problem, state, step, f"non-centred by a law of {len(law.entries)} effects")
 
 
 def _changed(
-    problem: MinibatchLogProb, state: State, step: tfb.Bijector
+    problem: MinibatchLogProb, state: State, step: tfb.Bijector, name: str
 ) -> tuple[MinibatchLogProb, tf.Tensor]:
-    other = problem.with_bijector(vector_bijector(problem.bijector, state, [step]))
-    return other, step.inverse(flatten_events(state, 0))
+    """Returns the target of other coordinates, kept by name with what is compiled, and the state"""
+
+    def make() -> MinibatchLogProb:
+        return problem.with_bijector(vector_bijector(problem.bijector, state, [step]))
+
+    return kept_program(problem, name, state, make), step.inverse(flatten_events(state, 0))

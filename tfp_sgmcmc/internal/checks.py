@@ -99,8 +99,8 @@ def integers(name: str, value: Any, rank: int | None = None, below: int | None =
     return found
 
 
-def form(shape: Any, dtype: Any) -> Any:
-    """Returns the dtype of numbers to draw; raises for others and for wrong shapes."""
+def shape_and_dtype(shape: Any, dtype: Any) -> Any:
+    """Returns the dtype of floating numbers to draw; raises for others and for wrong shapes."""
     import tensorflow as tf  # as in `numbers`
 
     shape_if_known("shape", shape)

@@ -300,13 +300,17 @@ def test_damaged_shards_are_not_opened(tmp_path: Path, monkeypatch: pytest.Monke
     assert sgmcmc.open_shards(tmp_path).sizes["chain"] == 5
 
 
-def test_draws_of_another_run_are_not_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def place_of_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Makes runs in the folders 0 and 1, and returns the place of a shard's draws in them."""
     monkeypatch.setattr(zarr_store, "_CHUNK_ROWS", 2)
     for seed in (0, 1):
         in_shards(num_results=5, chains_per_shard=6, seed=seed, directory=tmp_path / str(seed))
-    place = Path("shard-0", SAMPLES, "posterior", "x")
+    return Path("shard-0", SAMPLES, "posterior", "x")
+
+
+def test_draws_of_another_run_are_not_opened(tmp_path: Path, place_of_draws: Path) -> None:
+    place = place_of_draws
     file = next(p.name for p in (tmp_path / "0" / place).iterdir() if ".1" in p.name)
     shutil.copy(tmp_path / "1" / place / file, tmp_path / "0" / place / file)
     with pytest.raises(ValueError, match=f"{file} must have the checksum.*Restore it from a copy"):
@@ -314,13 +318,10 @@ def test_draws_of_another_run_are_not_opened(
 
 
 def test_draws_that_are_not_those_of_the_checkpoint_are_not_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, place_of_draws: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last chunk, which is partly filled, has no checksum in the checkpoint."""
-    monkeypatch.setattr(zarr_store, "_CHUNK_ROWS", 2)
-    for seed in (0, 1):
-        in_shards(num_results=5, chains_per_shard=6, seed=seed, directory=tmp_path / str(seed))
-    place = Path("shard-0", SAMPLES, "posterior", "x")
+    place = place_of_draws
     first, _, last = sorted((tmp_path / "0" / place).glob("c.*"))
     whole = last.read_bytes()
     shutil.copy(tmp_path / "1" / place / last.name, last)
