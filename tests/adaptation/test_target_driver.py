@@ -862,6 +862,17 @@ def test_a_mixture_is_sampled_in_both_modes_and_a_funnel_in_other_coordinates() 
 
 
 @pytest.mark.slow
+def test_draws_that_are_too_few_to_be_checked_settle_no_doubt() -> None:
+    """The density rises without bound."""
+    with (
+        pytest.warns(UserWarning, match="These draws may miss parts of the posterior"),
+        pytest.warns(UserWarning, match="Fewer than 50 draws of a chain cannot be checked"),
+    ):
+        result = sgmcmc.sample(tf.square, tf.constant(0.0), 5, seed=0, progress_bar=False)
+    assert [flag.grade for flag in result.flags] == ["doubt", "doubt"]
+
+
+@pytest.mark.slow
 def test_more_parameters_than_a_matrix_is_for() -> None:
     """Low rank and HMC on all data: 4100 independent entries, of which data inform ten."""
     x = RNG.normal(size=[200, 10]).astype(np.float32)

@@ -375,6 +375,15 @@ def test_keras_models_are_no_log_densities() -> None:
             call()
 
 
+def test_results_that_are_tuples_and_priors_of_one_part_are_named() -> None:
+    both = target(log_likelihood_fn=lambda theta, batch: (log_likelihood(theta, batch), 1.0))
+    with pytest.raises(TypeError, match="log_likelihood_fn must return log probabilities. Recei"):
+        both(0.0)
+    normal = target(log_prior_fn=tfp.distributions.Normal(0.0, 1.0).log_prob)
+    with pytest.raises(TypeError, match="take the 2 parts of the state. Received: a dist"):
+        sgmcmc.SGLD(normal, 0.1).bootstrap_results([0.0, 0.0])
+
+
 def half_right(loc: tf.Tensor, log_scale: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     """A model whose location lacks [..., None], and so takes an example for each chain."""
     return -0.5 * ((x - loc) * tf.exp(-log_scale[..., None])) ** 2 - log_scale[..., None]

@@ -118,8 +118,8 @@ def sample_target_in_shards(
     )
     found = _flags_of_shards(result)
     found += _flags_of_all(result, min(min_ess, 0.5 * num_results * num_chains))
-    is_wrong = any(flag.grade == "wrong" for flag in found)
-    flags = (*settled(shared.flags, choices, is_wrong), *found)
+    passed = all(flag.grade == "note" for flag in found)
+    flags = (*settled(shared.flags, choices, not passed), *found)
     lines = [f"Shard {i}: {x.line}" for i, x in zip(result.shards, result.checked, strict=True)]
     tell_and_warn(lines, flags, progress_bar)
     return dataclasses.replace(

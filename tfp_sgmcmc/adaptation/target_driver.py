@@ -260,7 +260,8 @@ def sample_target(
         dropped = f"{attempt}. draws, with {choices.sampler}, were dropped: {' '.join(found.flags)}"
         better = better.with_choices(seed=random.integers_of(random.fold_in(run_seed, attempt)))
         prepared = dataclasses.replace(better, lines=(*better.lines, dropped))
-    before = settings.settled(prepared, found.is_wrong, result.states)
+    passed = all(flag.grade == "note" for flag in found.flags)
+    before = settings.settled(prepared, not passed, result.states)
     states = tf.nest.map_structure(np.asarray, result.states)
     spacing = flags_of_spacing(states, settings.problem)  # no other kernel mends it
     flags = [*before, *found.flags, *spacing]

@@ -189,11 +189,7 @@ class RunningMoments:
 
 
 def rhat_text(rhat: Any, decimals: int = 3) -> str:
-    """Returns R-hat as text; chains that hardly move have one whose digits say nothing.
-
-    >>> rhat_text(1.0043), rhat_text(3.9e14)
-    ('1.004', 'above 1000')
-    """
+    """Returns R-hat as text; chains that hardly move have one whose digits say nothing."""
     return "above 1000" if rhat > 1000 else f"{rhat:.{decimals}f}"
 
 

@@ -65,9 +65,9 @@ def save(path: Path, header: Mapping[str, Any], nests: Mapping[str, Any]) -> Non
 
 
 def load(path: Path, begin: tuple[str, ...] = ("",)) -> Checkpoint:
-    """Reads a checkpoint; the checksum of each array is verified, and nothing is unpickled.
+    """Reads the leaves of a checkpoint whose names `begin` so, and verifies their checksums.
 
-    Leaves whose names `begin` otherwise are left out.
+    Nothing is unpickled.
 
     Raises:
       ValueError: the file is damaged, or was written in another format.

@@ -240,6 +240,11 @@ def log_prob_from(name: str, fn: Callable[..., Any], state: State) -> tf.Tensor:
         value = call_with_state(fn, state)
     except (TypeError, ValueError) as error:
         refuse_model(name, fn, error)
+        if "name_scope must be a string" in str(error):  # a tfd.Distribution's second argument
+            raise TypeError(
+                f"{name} must take the {len(tf.nest.flatten(state))} parts of the state. Received: "
+                "a distribution's method, which takes one. An array is one part, a list is not."
+            ) from error
         if isinstance(error, TypeError):
             check_signature(name, fn, state)
         raise
@@ -276,7 +281,7 @@ def numbers_from(name: str, value: Any, state: State) -> tf.Tensor:
         raise TypeError(f"{name} must return log probabilities. Received: None.")
     try:
         result = tf.convert_to_tensor(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
         raise TypeError(f"{name} must return log probabilities. Received: {value!r}.") from error
     for dtype in [x.dtype.name for x in tf.nest.flatten(state) if x.dtype != result.dtype]:
         raise TypeError(

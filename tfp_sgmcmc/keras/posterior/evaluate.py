@@ -409,10 +409,8 @@ def _check_count(model: keras.Model, y: Any) -> None:
     outputs, given = internals.symbolic_outputs(model), len(internals.array_leaves(y))
     if outputs is None or given >= (expected := len(compiled_loss.placed_losses(model, outputs))):
         return
-    raise ValueError(
-        "y must have an array for each output that has a loss, in the structure of the outputs, "
-        f"here {expected}. Received: {given}."
-    )
+    words = f"y must have an array for each output that has a loss, here {expected}"
+    raise ValueError(f"{words}. Received: {given}.")
 
 
 def _append(found: dict[int, list[Any]], place: int, *arrays: np.ndarray) -> None:
