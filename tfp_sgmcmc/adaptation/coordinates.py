@@ -189,7 +189,7 @@ def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:
             "narrow as a funnel where that is small"
         )
     # Hessians of a prior whose slopes it repeats take long, and a mode is found in a dozen steps.
-    limit = _FEW_STEPS if repeats_prior(problem.bijector) else MAX_ITERATIONS["auto"]
+    limit = _FEW_STEPS if repeats_prior(problem.bijector) else None
     method: Literal["auto", "newton"] = "auto" if hierarchy is None else "newton"
     is_origin = not flatten_events(state, 0).numpy().any()  # no other start is nearer to it
     for share in _SHARES[:1] if is_origin else _SHARES:
@@ -211,7 +211,7 @@ def _find_center(problem: MinibatchLogProb, state: State) -> tuple[State, int]:
                 f"the search for a mode found none, as where the width of {hierarchy.effects} "
                 f"depends on {hierarchy.scale}"
             )
-        used_up = found[1].num_newton_steps >= limit
+        used_up = found[1].num_newton_steps >= (limit or MAX_ITERATIONS["newton"])
         if used_up and NEAR_ENOUGH < found[1].expected_gain < _RIDGE:
             break
     if best is not None and (part := best[1].unbounded) is not None:

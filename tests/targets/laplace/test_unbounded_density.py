@@ -99,7 +99,7 @@ def test_the_report_names_the_effects(monkeypatch: pytest.MonkeyPatch) -> None:
         16,
         bijector={"theta": None, "tau": tfb.Exp()},
     )
-    monkeypatch.delattr(tfp.optimizer, "lbfgs_minimize")
+    monkeypatch.delattr("tfp_sgmcmc.targets.laplace.mode.lbfgs_ascent")
     start = {"theta": tf.zeros([8], tf.float64), "tau": tf.zeros([], tf.float64)}
     with pytest.warns(UserWarning, match="rose without end while theta became narrower"):
         _, report = sgmcmc.find_center(target, start)

@@ -25,6 +25,7 @@ from tfp_sgmcmc.internal.nest import (
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import ExpansionError, kept_program, value_and_gradient
 from tfp_sgmcmc.targets.laplace.laplace import check_single_state, laplace
+from tfp_sgmcmc.targets.laplace.lbfgs import lbfgs_ascent
 from tfp_sgmcmc.targets.laplace.newton import MOST_LAST_GAIN, NEAR_ENOUGH, Ascent, newton_ascent
 from tfp_sgmcmc.targets.laplace.quadratic import (
     HessianForm,
@@ -34,8 +35,8 @@ from tfp_sgmcmc.targets.laplace.quadratic import (
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb, checked_target
 from tfp_sgmcmc.targets.sharded import refuse_shards
 
-MAX_ITERATIONS = {"auto": 100, "newton": 100, "lbfgs": 100, "adam": 2000}
-_ROUNDS = 3
+MAX_ITERATIONS = {"auto": 200, "newton": 100, "lbfgs": 200, "adam": 2000}
+_ROUNDS = 10
 _NEWTON_FIRST = 128  # entries up to which Newton steps need no start from L-BFGS
 _CHEAP_DIMENSIONS, _CHEAP_WORK = 512, 1e8  # D and N D^2 up to which they do not, either
 MOST_NEWTON_DIMENSIONS = 1024
@@ -173,9 +174,9 @@ def find_center(
       initial_state: the start, one state without chain dimensions, unconstrained with a bijector.
       method: `"newton"`, `"lbfgs"` or `"adam"`. `"auto"` is `"newton"` up to 128 entries, or up to
         512 if N D^2 is at most 1e8, and `"lbfgs"` beyond.
-      max_iterations: Newton steps (default 100), iterations of L-BFGS (default 100, each of two to
-        three passes over the data, with as many Newton steps after them), or steps of Adam (default
-        2000).
+      max_iterations: Newton steps (default 100), steps of L-BFGS (default 200, each of one to three
+        passes over the data) with as many Newton steps after them (default 100), or steps of Adam
+        (default 2000).
       tolerance: the bound of the second condition.
       learning_rate: of Adam: a schedule, which is a callable from step to value, or a number that
         decays to zero along a cosine.
@@ -200,6 +201,7 @@ def find_center(
         refuse_shards("method='adam'", target, replicas_alone=True)
     limit = MAX_ITERATIONS[method] if max_iterations is None else max_iterations
     integer("max_iterations", limit, 1)
+    newton_limit = MAX_ITERATIONS["newton"] if max_iterations is None else limit
     tolerance = positive("tolerance", tolerance)
     if callable(learning_rate):
         first = accepts("learning_rate", learning_rate, 0)(0)
@@ -211,6 +213,7 @@ def find_center(
     check_single_state("initial_state", target, state)
     seed = random.as_seed(seed)
     dtype, products = tf.nest.flatten(state)[0].dtype, hessian_products(target, state)
+    resolution = float(np.finfo(dtype.as_numpy_dtype).eps)
 
     log_posterior = kept_program(
         target, "value and gradient", state, lambda: _value_and_gradient(target, state)
@@ -224,19 +227,18 @@ def find_center(
         return _Point(theta, *log_posterior(theta), units(theta, seed))
 
     def climb(start: _Point, iterations: int) -> tuple[tf.Tensor, int, int]:
-        def descent(u: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            log_prob, gradient = log_posterior(start.theta + u / start.unit)
-            return -log_prob, -gradient / start.unit
+        unit = start.unit.numpy().astype(np.float64)
 
-        # Eager, around compiled functions: its graph would take longer to build than to run.
-        found = tfp.optimizer.lbfgs_minimize(
-            descent,
-            tf.zeros_like(start.theta),
-            tolerance=tolerance / 2,  # the units change until the end
-            max_iterations=iterations,
+        def of_scaled(u: np.ndarray) -> tuple[float, np.ndarray]:
+            log_prob, gradient = log_posterior(tf.constant(u / unit, dtype))
+            return float(log_prob), gradient.numpy() / unit
+
+        scaled = start.theta.numpy() * unit
+        # Half the tolerance, because the units change until the end.
+        scaled, num_steps, num_gradients = lbfgs_ascent(
+            of_scaled, scaled, iterations, tolerance / 2, resolution
         )
-        theta = start.theta + found.position / start.unit
-        return theta, int(found.num_iterations), int(found.num_objective_evaluations)
+        return tf.constant(scaled / unit, dtype), num_steps, num_gradients
 
     def newton(start: tf.Tensor) -> Ascent | None:
         """Returns the end of Newton steps, or None if there are no finite second derivatives."""
@@ -250,8 +252,8 @@ def find_center(
                 lambda theta: float(log_posterior(tf.constant(theta, dtype))[0]),
                 derivatives,
                 start.numpy().astype(np.float64),
-                limit,
-                float(np.finfo(dtype.as_numpy_dtype).eps),
+                newton_limit,
+                resolution,
                 min(MOST_LAST_GAIN, tolerance**2 / 2),
             )
         except (LookupError, NotImplementedError):
