@@ -79,7 +79,7 @@ UNCALLED = {
     r"kernels\.CCAdL\.relaxation_steps": "that of NOGIN",
     r"kernels\.\w+\.experimental_with_shard_axes": "a kernel of TFP calls it",
     r"random\.integers_of": "a part of others",
-    r"targets\.ShardedLogProb\.from_joint": "that of MinibatchLogProb",
+    r"targets\.(Sharded|Streamed)LogProb\.from_joint": "that of MinibatchLogProb",
     r"keras\.Collect\.(over|with_phases)": "the callback calls it",
     r"keras\.FitResult\.(begin_fit|end_execution|end_fit)": "the callback calls it",
     r"keras\.SamplerCallback\.data": "that of IndependentBatches",
