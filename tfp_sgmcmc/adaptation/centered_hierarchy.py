@@ -35,6 +35,8 @@ class CenteredHierarchy(NamedTuple):
       entries: the places of all effects in a flat state, if their priors given the rest are normal,
         or a location plus a width times a fixed distribution.
       is_joint: whether some effects are correlated given the rest.
+      has_prior: whether the priors of the effects are known. Of a plain log posterior, it is their
+        distribution given the rest that depends on the scale.
     """
 
     effects: str
@@ -42,6 +44,7 @@ class CenteredHierarchy(NamedTuple):
     location: str | None
     entries: tuple[int, ...] = ()
     is_joint: bool = False
+    has_prior: bool = True
 
     @property
     def note(self) -> str:
@@ -49,16 +52,21 @@ class CenteredHierarchy(NamedTuple):
         of, width = ("covariance", "its factor") if self.is_joint else ("width", "width")
         were = "were" if " and " in self.effects else "was"
         on = "other entries of it" if self.scale == self.effects else self.scale
+        depends, law = f"the {of} of the prior of {self.effects} depends on {on}", "prior"
+        found = f"The hierarchy is centred: {depends}."
+        if not self.has_prior:
+            law = "distribution"
+            found = f"Given the rest, the {of} of {self.effects} depends on {on}."
         return (
-            f"The hierarchy is centred: the {of} of the prior of {self.effects} depends on "
-            f"{on}. So {self.effects} {were} sampled as location plus {width} times z, "
-            "where the prior of z is fixed. The draws are those of the model as it is written."
+            f"{found} So {self.effects} {were} sampled as location plus {width} times z, where the "
+            f"{law} of z is fixed. The draws are those of the model as it is written."
         )
 
     @property
     def remedy(self) -> str:
         """How to write it non-centred, in three lines."""
-        e, s, m = self.effects, self.scale, self.location or "mu"
+        parts = self.effects, self.scale, self.location or "mu"
+        e, s, m = (name.replace(".", "_") for name in parts)
         line = f"{e} = {m}[..., None] + {s}[..., None] * {e}_raw"
         return (
             f"The hierarchy is centred: the width of the prior of {e} depends on {s}. Write it "
@@ -124,7 +132,8 @@ def find_centered_hierarchy(
     apart = _apart(falls, entries, [pair[0] for pair in pairs])
     if not _are_normal(problem, like, rows, falls, apart):
         apart = ()
-    return CenteredHierarchy(effects, scale, others[0] if others else None, apart)
+    location = others[0] if others else None
+    return CenteredHierarchy(effects, scale, location, apart, has_prior=problem.has_prior)
 
 
 def hierarchy_around(problem: MinibatchLogProb, state: State) -> CenteredHierarchy | None:
@@ -152,7 +161,8 @@ def _hierarchy_around(problem: MinibatchLogProb, state: State) -> CenteredHierar
             )
             entries = tuple(sorted(j for law in laws for j in law.entries))
             is_joint = any(isinstance(law, NormalBlocks) for law in laws)
-            return CenteredHierarchy(effects, scale, location or None, entries, is_joint)
+            found = effects, scale, location or None, entries, is_joint
+            return CenteredHierarchy(*found, problem.has_prior)
         rows = flat + np.random.default_rng(0).uniform(-_RADIUS, _RADIUS, [_NUM_ROWS, len(flat)])
         found = find_centered_hierarchy(problem, state, rows)
     except tf.errors.OpError:  # as of a factorisation that fails: these slopes are not known

@@ -89,8 +89,8 @@ def part_names(state: State, called: str = "state") -> list[str]:
 
 
 def entry_names(state: State) -> list[str]:
-    """Returns the name of the part of each entry of a flat state; `theta` for a single tensor."""
-    names = [name.strip("[']") or "theta" for name in part_names(state, "")]
+    """Returns the name of the part of each entry of a flat state, as tables of results show it."""
+    names = dotted_names(state, "state")
     sizes = [x.shape.num_elements() for x in tf.nest.flatten(state)]
     return [name for name, size in zip(names, sizes, strict=True) for _ in range(size)]
 
