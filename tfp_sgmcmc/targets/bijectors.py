@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,8 +14,9 @@ import tree
 from tfp_sgmcmc.internal.nest import State, convert_state
 from tfp_sgmcmc.internal.tfp_mends import mend_tfp
 
-_NUM_DRAWS = 101  # whose medians are the start
-_MOST_DRAWS, _MOST_NUMBERS = 10_000, 1_000_000  # by which bijectors are checked
+# Draws of a prior, whose medians are the start and that its bijector must give back, and their
+# numbers. Where one of them is lost, more decide.
+_FEW_DRAWS, _MOST_DRAWS, _MOST_NUMBERS = 1000, 4000, 1_000_000
 # A draw is lost if an entry is off by this share of the largest. Rounding may lose some draws.
 _MOST_ERROR, _MOST_LOST = 0.1, 1e-3
 
@@ -227,35 +228,50 @@ def median_start(sample: Callable[..., Any], log_prob: Callable[..., Any], model
     Raises:
       ValueError: the bijector does not reach all draws.
     """
-    with warnings.catch_warnings():  # autobatched priors say that stateless draws are slow
-        warnings.simplefilter("ignore")
-        draws = sample(_NUM_DRAWS, seed=(0, 0))
-        size = sum(int(tf.size(x)) for x in tf.nest.flatten(draws)) // _NUM_DRAWS
-        others = sample(min(_MOST_DRAWS, 10 + _MOST_NUMBERS // max(1, size)), seed=(0, 1))
-    _check_reach(others, log_prob, model)
 
-    def median(x: tf.Tensor) -> tf.Tensor:
-        return tf.constant(np.nan_to_num(np.median(x, axis=0)), x.dtype)
+    @functools.partial(tf.function, autograph=False)
+    def one(seed: tf.Tensor) -> Any:
+        return tf.nest.map_structure(tf.convert_to_tensor, sample(seed=seed))
 
-    return tf.nest.map_structure(median, model.unconstrain(draws))
+    draw = one.get_concrete_function(tf.zeros([2], tf.int32))
+    like = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), draw.structured_outputs)
 
+    @functools.partial(tf.function, autograph=False)
+    def several(seeds: tf.Tensor) -> Any:
+        # One after the other: TFP takes seconds to vectorise gamma variables.
+        return tf.map_fn(draw, seeds, fn_output_signature=like)
 
-def _check_reach(draws: State, log_prob: Callable[..., Any], model: Any) -> None:
-    """Raises ValueError if the bijector of a model does not give back draws from its prior."""
-    # New arrays, because bijectors remember what they have mapped.
-    free = tf.nest.map_structure(lambda x: tf.constant(x.numpy()), model.unconstrain(draws))
-    again = tf.nest.flatten(model.constrain(free))
-    for (path, x), y in zip(tree.flatten_with_path(draws), again, strict=True):
-        lost = _are_lost(x.numpy(), y.numpy())
-        if lost.any() and (lost & np.isfinite(log_prob(draws))).mean() > _MOST_LOST:
+    size = sum(x.shape.num_elements() or 1 for x in tf.nest.flatten(like))
+    most = 10 + _MOST_NUMBERS // max(1, size)
+    start, lost = None, []
+    for count in sorted({min(_FEW_DRAWS, most), min(_MOST_DRAWS, most)}):
+        draws = several(tf.stack(tfp.random.split_seed((0, 0), count)))
+        free = model.unconstrain(draws)
+        start = tf.nest.map_structure(_median, free) if start is None else start
+        # New arrays, because bijectors remember what they have mapped.
+        again = model.constrain(tf.nest.map_structure(lambda x: tf.constant(x.numpy()), free))
+        pairs = zip(tree.flatten_with_path(draws), tree.flatten(again), strict=True)
+        lost = [(path, x.shape[1:], _are_lost(x.numpy(), y.numpy())) for (path, x), y in pairs]
+        if any(is_lost.any() for _, _, is_lost in lost):
+            is_possible = np.isfinite(log_prob(draws))
+            lost = [(*part, is_lost & is_possible) for *part, is_lost in lost]
+        if not any(is_lost.any() for _, _, is_lost in lost):
+            return start
+    for path, shape, is_lost in lost:
+        if is_lost.mean() > _MOST_LOST:
             part = f" of the part {'.'.join(map(str, path))}" * bool(path)
             raise ValueError(
                 "joint must have a default bijector that reaches every value. Received: one that "
-                f"does not give back {lost.sum()} of {len(lost)} draws{part}, of shape "
-                f"{x.shape[1:]}. Write the log prior as a function, and give bijector= by hand: "
-                "for matrices with a WishartTriL prior tfb.Chain([tfb.CholeskyOuterProduct(), "
+                f"does not give back {is_lost.sum()} of {len(is_lost)} draws{part}, of shape "
+                f"{shape}. Write the log prior as a function, and give bijector= by hand: for "
+                "matrices with a WishartTriL prior tfb.Chain([tfb.CholeskyOuterProduct(), "
                 "tfb.FillScaleTriL()])."
             )
+    return start
+
+
+def _median(x: tf.Tensor) -> tf.Tensor:
+    return tf.constant(np.nan_to_num(np.median(x, axis=0)), x.dtype)
 
 
 def _are_lost(draws: np.ndarray, again: np.ndarray) -> np.ndarray:
