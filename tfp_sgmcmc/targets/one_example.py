@@ -18,6 +18,7 @@ from tfp_sgmcmc.internal.nest import (
     state_from_call,
     static_or_dynamic_shape,
 )
+from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import log_prob_from
 from tfp_sgmcmc.targets.bijectors import default_bijector, median_start
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
@@ -82,19 +83,24 @@ def _made(prior: Any, likelihood: Any, bijector: Any) -> MinibatchLogProb:
 
 
 def _prior_and_likelihood(joint: Any) -> tuple[Any, Any]:
-    """Returns the functions of the state that give the log densities of free and pinned parts."""
+    """Returns the functions of the state that give the log densities of free and pinned parts.
 
-    def part(name: str, args: Any, kwargs: Any) -> tf.Tensor:
-        found = joint.unnormalized_log_prob_parts(*args, **kwargs)
-        return sum(tf.nest.flatten(getattr(found, name)))
+    Without a graph, TFP would trace automatic batches in each call.
+    """
 
-    def prior(*args: Any, **kwargs: Any) -> tf.Tensor:
-        return part("unpinned", args, kwargs)
+    def part(name: str) -> Any:
+        def log_prob(args: Any, kwargs: Any) -> tf.Tensor:
+            found = joint.unnormalized_log_prob_parts(*args, **kwargs)
+            return sum(tf.nest.flatten(getattr(found, name)))
 
-    def likelihood(*args: Any, **kwargs: Any) -> tf.Tensor:
-        return part("pinned", args, kwargs)
+        graph = traced(log_prob)
 
-    return prior, likelihood
+        def call(*args: Any, **kwargs: Any) -> tf.Tensor:
+            return (graph if tf.executing_eagerly() else log_prob)(args, kwargs)
+
+        return call
+
+    return part("unpinned"), part("pinned")
 
 
 class KeptTargets:
