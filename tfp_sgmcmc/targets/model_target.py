@@ -14,9 +14,11 @@ import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import accepts, function, integer, optional
 from tfp_sgmcmc.internal.nest import State, call_with_state, named_parts, static_or_dynamic_shape
+from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import (
     Target,
     check_signature,
+    kept_program,
     log_prob_from,
     message_of,
     numbers_from,
@@ -186,8 +188,17 @@ class ModelTarget(Target):
         if self.bijector is None:
             return state
         if is_joint(self.bijector):
-            return map_jointly(self.bijector, getattr(self.bijector, method), state)
+            fn = getattr(self.bijector, method)
+            name = f"{method} of a joint bijector"
+            return self._in_graph(name, state, lambda s: map_jointly(self.bijector, fn, s))
         return map_bijectors(self.bijector, lambda b, x: _applied(b, method, x), state)
+
+    def _in_graph(self, name: str, state: State, fn: Callable[[State], Any]) -> Any:
+        """Returns `fn(state)`; TFP would trace the bijector of automatic batches in each call."""
+        if not tf.executing_eagerly():
+            return fn(state)
+        state = tf.nest.map_structure(tf.convert_to_tensor, state)
+        return kept_program(self, name, state, lambda: traced(fn))(state)
 
     def weighted(self, values: tf.Tensor) -> tf.Tensor:
         """Multiplies values of a minibatch's examples, `[..., n]`, by their weights."""
@@ -240,7 +251,9 @@ class ModelTarget(Target):
         if self.bijector is None:
             return result
         if is_joint(self.bijector):
-            return result + joint_log_det(self.bijector, state, result.shape.rank)
+            rank, bijector = result.shape.rank, self.bijector
+            name = f"log determinant with {rank} axes of chains"
+            return result + self._in_graph(name, state, lambda s: joint_log_det(bijector, s, rank))
         terms = map_bijectors(
             self.bijector,
             lambda b, x: b.forward_log_det_jacobian(x, x.shape.rank - result.shape.rank),
