@@ -32,7 +32,7 @@ def lbfgs_ascent(
     With the steps \( s_i \) and the falls of the gradient \( y_i \) along them, a step goes along
     \( B g \), where B is the inverse of the negative Hessian that BFGS updates by the pairs from
     \( I \, s^T y / y^T y \) of the last pair. Along it, a search by doubling and halving looks for
-    a share t of the step with the conditions of Wolfe (Lewis and Overton 2013, algorithm 2.6),
+    a share t of the step with the conditions of Wolfe (Lewis and Overton 2013),
 
     \[
     f(\theta + t d) \ge f(\theta) + 10^{-4} t \, d^T g(\theta), \qquad
@@ -41,7 +41,7 @@ def lbfgs_ascent(
 
     It needs no second derivatives, and so ends at a mode where slopes jump, too. A log posterior
     that is as high as before but for rounding has risen enough if the slope has not turned by more
-    than (1 - 2e-4) of the first one (Hager and Zhang 2005, equation 4.1).
+    than (1 - 2e-4) of the first one, the approximate condition of Hager and Zhang 2005.
 
     Args:
       log_prob_and_gradient_fn: theta, `[D]` -> log posterior and its gradient, `[D]`.
