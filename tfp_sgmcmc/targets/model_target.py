@@ -242,18 +242,21 @@ class ModelTarget(Target):
 
     def log_prior(self, state: State) -> tf.Tensor:
         """Returns the log prior of the unconstrained state, Jacobian included, `[chains...]`."""
+        return self._log_density("log_prior_fn", self._log_prior_fn, state)
+
+    def _log_density(self, name: str, fn: Callable[..., Any], state: State) -> tf.Tensor:
+        """Returns a function of the parameters, a log density, at the unconstrained state."""
         try:
-            parameters = self._parameters(state)
-            result = log_prob_from("log_prior_fn", self._log_prior_fn, parameters)
+            result = log_prob_from(name, fn, self._parameters(state))
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
-            _explain_failure("log_prior_fn", error, state)
+            _explain_failure(name, error, state)
             raise
         if self.bijector is None:
             return result
         if is_joint(self.bijector):
             rank, bijector = result.shape.rank, self.bijector
-            name = f"log determinant with {rank} axes of chains"
-            return result + self._in_graph(name, state, lambda s: joint_log_det(bijector, s, rank))
+            key = f"log determinant with {rank} axes of chains"
+            return result + self._in_graph(key, state, lambda s: joint_log_det(bijector, s, rank))
         terms = map_bijectors(
             self.bijector,
             lambda b, x: b.forward_log_det_jacobian(x, x.shape.rank - result.shape.rank),

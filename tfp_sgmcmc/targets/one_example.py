@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ import tree
 from tfp_sgmcmc.internal.nest import (
     State,
     call_with_state,
+    convert_state,
     state_from_call,
     static_or_dynamic_shape,
 )
@@ -37,12 +39,12 @@ def one_example(target: Any, bijector: Any = None) -> MinibatchLogProb:
       bijector: the bijectors of a callable.
     """
     if isinstance(target, Pinned):
-        problem = _made(*_prior_and_likelihood(target), default_bijector(target))
+        problem = _made(*_densities(target), default_bijector(target))
         problem.initial_state = median_start(
             target.sample_unpinned, target.unnormalized_log_prob, problem
         )
         return problem
-    problem = _made(_NoPrior(target), target, bijector)
+    problem = _made(_NoPrior(target), target, target, bijector)
     problem.has_prior = False
     return problem
 
@@ -69,8 +71,24 @@ class _NoPrior:
         return tf.zeros(shape[: part.shape.rank - self._event_rank], part.dtype)
 
 
-def _made(prior: Any, likelihood: Any, bijector: Any) -> MinibatchLogProb:
-    """Returns a target whose only example has all of the likelihood, a function of the state."""
+class _OneExample(MinibatchLogProb):
+    """A target whose only example has all of the likelihood.
+
+    Its log posterior is a function of its own, because the log prior and the log likelihood of a
+    joint distribution each take all densities.
+    """
+
+    log_posterior_fn: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> tf.Tensor:
+        return self.log_prob_of_many(convert_state(state_from_call(args, kwargs)))
+
+    def log_prob_of_many(self, states: State) -> tf.Tensor:
+        return self._log_density("target", self.log_posterior_fn, states)
+
+
+def _made(prior: Any, likelihood: Any, posterior: Any, bijector: Any) -> MinibatchLogProb:
+    """Returns the target of these log densities, functions of the state."""
 
     def of_row(*args: Any, **kwargs: Any) -> tf.Tensor:
         batch = kwargs.pop("batch", None)
@@ -79,28 +97,31 @@ def _made(prior: Any, likelihood: Any, bijector: Any) -> MinibatchLogProb:
 
     with contextlib.suppress(TypeError, ValueError):  # some callables have no signature
         prior.__signature__ = inspect.signature(likelihood)
-    return MinibatchLogProb(prior, of_row, np.zeros([1], np.float32), 1, bijector=bijector)
+    target = _OneExample(prior, of_row, np.zeros([1], np.float32), 1, bijector=bijector)
+    target.log_posterior_fn = posterior
+    return target
 
 
-def _prior_and_likelihood(joint: Any) -> tuple[Any, Any]:
-    """Returns the functions of the state that give the log densities of free and pinned parts.
+def _densities(joint: Any) -> list[Any]:
+    """Returns the functions of the state that give log prior, log likelihood and their sum.
 
     Without a graph, TFP would trace automatic batches in each call.
     """
 
-    def part(name: str) -> Any:
-        def log_prob(args: Any, kwargs: Any) -> tf.Tensor:
-            found = joint.unnormalized_log_prob_parts(*args, **kwargs)
-            return sum(tf.nest.flatten(getattr(found, name)))
-
-        graph = traced(log_prob)
+    def in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
+        graph = traced(lambda args, kwargs: fn(*args, **kwargs))
 
         def call(*args: Any, **kwargs: Any) -> tf.Tensor:
-            return (graph if tf.executing_eagerly() else log_prob)(args, kwargs)
+            return graph(args, kwargs) if tf.executing_eagerly() else fn(*args, **kwargs)
 
         return call
 
-    return part("unpinned"), part("pinned")
+    def part(name: str, *args: Any, **kwargs: Any) -> tf.Tensor:
+        found = joint.unnormalized_log_prob_parts(*args, **kwargs)
+        return sum(tf.nest.flatten(getattr(found, name)))
+
+    parts = (functools.partial(part, name) for name in ("unpinned", "pinned"))
+    return [in_graph(fn) for fn in (*parts, joint.unnormalized_log_prob)]
 
 
 class KeptTargets:
