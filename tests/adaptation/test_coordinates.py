@@ -50,14 +50,8 @@ def test_a_search_that_failed_is_not_repeated_from_the_same_start(
         coordinates._find_center(problem, tf.constant([value, value], tf.float64))
 
 
-@pytest.mark.parametrize("is_searched", [False, pytest.param(True, marks=pytest.mark.thorough)])
-def test_a_likelihood_without_curvature_gives_no_advice_on_centers(
-    is_searched: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Absolute errors of unknown scale: Newton's step at the mode is as long as the prior is wide.
-
-    The caller of `sample` gives no center. Negative control: `whiten`, who does, is told.
-    """
+def absolute_errors() -> tuple[sgmcmc.MinibatchLogProb, dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+    """Returns a regression with Laplace errors of unknown scale, a start and the mode."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=[600, 5])
     y = x @ np.linspace(-1, 1, 5) + rng.laplace(size=600)
@@ -69,17 +63,37 @@ def test_a_likelihood_without_curvature_gives_no_advice_on_centers(
         (x, y),
     )
     start = {"w": tf.zeros([5], tf.float64), "s": tf.zeros([], tf.float64)}
-    if not is_searched:  # which takes hundreds of evaluations, because slopes jump at the mode
-        mode = {"s": 0.018365478786743442}
-        mode["w"] = [-0.96395287, -0.39402199, -0.06208692, 0.49746951, 0.95885313]
-        mode = {name: tf.constant(value, tf.float64) for name, value in mode.items()}
-        report = dict(num_passes=5, log_prob=-1.0, converged=True)
-        monkeypatch.setattr(
-            coordinates, "find_center", lambda *_, **__: (mode, SimpleNamespace(**report))
-        )
+    w = [-0.96395287, -0.39402199, -0.06208692, 0.49746951, 0.95885313]
+    mode = {"w": tf.constant(w, tf.float64), "s": tf.constant(0.018365478786743442, tf.float64)}
+    return problem, start, mode
+
+
+def test_a_likelihood_without_curvature_gives_no_advice_on_centers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Absolute errors: Newton's step at the mode is as long as the prior is wide.
+
+    The caller of `sample` gives no center. Negative control: `whiten`, who does, is told.
+    """
+    problem, start, mode = absolute_errors()
+    report = dict(num_passes=5, log_prob=-1.0, converged=True)
+    monkeypatch.setattr(
+        coordinates, "find_center", lambda *_, **__: (mode, SimpleNamespace(**report))
+    )
     found = coordinates.whiten_at_mode(problem, start)  # warnings are errors here
     with pytest.warns(UserWarning, match="center must be near a mode"):
         sgmcmc.whiten(problem, found.center)
+
+
+@pytest.mark.thorough
+def test_the_search_ends_where_slopes_jump() -> None:
+    """It ends within 1e-3 nats of the mode. Negative control: Newton's steps alone do not."""
+    problem, start, mode = absolute_errors()
+    center, _ = coordinates._find_center(problem, start)
+    assert float(problem(**center)) > float(problem(**mode)) - 1e-3
+    with pytest.warns(UserWarning, match="must end near a mode"):
+        center, _ = sgmcmc.find_center(problem, start, "newton")
+    assert float(problem(**center)) < float(problem(**mode)) - 1e-3
 
 
 def test_coordinates_at_draws_keep_a_direction_that_single_precision_loses() -> None:
