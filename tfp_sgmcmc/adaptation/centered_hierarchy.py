@@ -52,14 +52,14 @@ class CenteredHierarchy(NamedTuple):
         of, width = ("covariance", "its factor") if self.is_joint else ("width", "width")
         were = "were" if " and " in self.effects else "was"
         on = "other entries of it" if self.scale == self.effects else self.scale
-        depends, law = f"the {of} of the prior of {self.effects} depends on {on}", "prior"
-        found = f"The hierarchy is centred: {depends}."
-        if not self.has_prior:
-            law = "distribution"
-            found = f"Given the rest, the {of} of {self.effects} depends on {on}."
+        if self.has_prior:
+            cause, law = f"The hierarchy is centred: the {of} of the prior of", "prior"
+        else:
+            cause, law = f"Given the rest, the {of} of", "distribution"
         return (
-            f"{found} So {self.effects} {were} sampled as location plus {width} times z, where the "
-            f"{law} of z is fixed. The draws are those of the model as it is written."
+            f"{cause} {self.effects} depends on {on}. So {self.effects} {were} sampled as location "
+            f"plus {width} times z, where the {law} of z is fixed. The draws are those of the "
+            "model as it is written."
         )
 
     @property

@@ -219,12 +219,12 @@ class PreparedKernel:
         return dataclasses.replace(self, kernel=kernel).with_choices(arguments=arguments)
 
 
-def settled(flags: tuple[Flag, ...], choices: Choices, draws_are_wrong: bool) -> tuple[Flag, ...]:
+def settled(flags: tuple[Flag, ...], choices: Choices, draws_failed: bool) -> tuple[Flag, ...]:
     """Returns the flags that hold before a run after its draws were checked.
 
     A doubt is settled if draws of a sampler with a Metropolis test pass every check.
     """
-    if choices.batch_size is not None or draws_are_wrong:
+    if choices.batch_size is not None or draws_failed:
         return flags
     return tuple(
         Flag("note", f"{f.cause} The draws passed every check.", f.remedy)

@@ -118,8 +118,8 @@ def sample_target_in_shards(
     )
     found = _flags_of_shards(result)
     found += _flags_of_all(result, min(min_ess, 0.5 * num_results * num_chains))
-    passed = all(flag.grade == "note" for flag in found)
-    flags = (*settled(shared.flags, choices, not passed), *found)
+    draws_failed = any(flag.grade != "note" for flag in found)
+    flags = (*settled(shared.flags, choices, draws_failed), *found)
     lines = [f"Shard {i}: {x.line}" for i, x in zip(result.shards, result.checked, strict=True)]
     tell_and_warn(lines, flags, progress_bar)
     return dataclasses.replace(

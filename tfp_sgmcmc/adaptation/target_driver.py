@@ -144,15 +144,15 @@ class TargetSettings:
         return dataclasses.replace(prepared, flags=(*flags, *prepared.flags))
 
     def settled(
-        self, prepared: PreparedKernel, draws_are_wrong: bool, states: Any
+        self, prepared: PreparedKernel, draws_failed: bool, states: Any
     ) -> tuple[Flag, ...]:
         """Returns the flags that hold before a run after its draws were checked.
 
         Draws of a sampler with a Metropolis test that pass every check settle the doubts, and the
         flags of places where they come often. What is said of such a place is said once.
         """
-        flags = settled(prepared.flags, prepared.choices, draws_are_wrong)
-        if prepared.is_noisy or draws_are_wrong:
+        flags = settled(prepared.flags, prepared.choices, draws_failed)
+        if prepared.is_noisy or draws_failed:
             return flags
         places = {place.flag: place for place in self.places}
         after = {f: places[f].settled(states) for f in flags if f in places}
@@ -260,8 +260,8 @@ def sample_target(
         dropped = f"{attempt}. draws, with {choices.sampler}, were dropped: {' '.join(found.flags)}"
         better = better.with_choices(seed=random.integers_of(random.fold_in(run_seed, attempt)))
         prepared = dataclasses.replace(better, lines=(*better.lines, dropped))
-    passed = all(flag.grade == "note" for flag in found.flags)
-    before = settings.settled(prepared, not passed, result.states)
+    draws_failed = any(flag.grade != "note" for flag in found.flags)
+    before = settings.settled(prepared, draws_failed, result.states)
     states = tf.nest.map_structure(np.asarray, result.states)
     spacing = flags_of_spacing(states, settings.problem)  # no other kernel mends it
     flags = [*before, *found.flags, *spacing]

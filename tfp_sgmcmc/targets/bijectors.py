@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ import tree
 
 from tfp_sgmcmc.internal.nest import State, convert_state
 from tfp_sgmcmc.internal.tfp_mends import mend_tfp
+from tfp_sgmcmc.internal.xla import traced
 
 # Draws of a prior, whose medians are the start and that its bijector must give back, and their
 # numbers. Where one of them is lost, more decide.
@@ -228,24 +228,11 @@ def median_start(sample: Callable[..., Any], log_prob: Callable[..., Any], model
     Raises:
       ValueError: the bijector does not reach all draws.
     """
-
-    @functools.partial(tf.function, autograph=False)
-    def one(seed: tf.Tensor) -> Any:
-        return tf.nest.map_structure(tf.convert_to_tensor, sample(seed=seed))
-
-    draw = one.get_concrete_function(tf.zeros([2], tf.int32))
-    like = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), draw.structured_outputs)
-
-    @functools.partial(tf.function, autograph=False)
-    def several(seeds: tf.Tensor) -> Any:
-        # One after the other: TFP takes seconds to vectorise gamma variables.
-        return tf.map_fn(draw, seeds, fn_output_signature=like)
-
-    size = sum(x.shape.num_elements() or 1 for x in tf.nest.flatten(like))
-    most = 10 + _MOST_NUMBERS // max(1, size)
+    draw, size = _one_by_one(sample)
+    most = 10 + _MOST_NUMBERS // size
     start, lost = None, []
     for count in sorted({min(_FEW_DRAWS, most), min(_MOST_DRAWS, most)}):
-        draws = several(tf.stack(tfp.random.split_seed((0, 0), count)))
+        draws = draw(count)
         free = model.unconstrain(draws)
         start = tf.nest.map_structure(_median, free) if start is None else start
         # New arrays, because bijectors remember what they have mapped.
@@ -268,6 +255,23 @@ def median_start(sample: Callable[..., Any], log_prob: Callable[..., Any], model
                 "tfb.FillScaleTriL()])."
             )
     return start
+
+
+def _one_by_one(sample: Callable[..., Any]) -> tuple[Callable[[int], State], int]:
+    """Returns a function of a count that makes draws, one after the other, and numbers in each.
+
+    TFP takes seconds to vectorise gamma variables.
+    """
+
+    def one(seed: tf.Tensor) -> Any:
+        return tf.nest.map_structure(tf.convert_to_tensor, sample(seed=seed))
+
+    graph = tf.function(one, autograph=False).get_concrete_function(tf.zeros([2], tf.int32))
+    outputs = graph.structured_outputs
+    like = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), outputs)
+    several = traced(lambda seeds: tf.map_fn(graph, seeds, fn_output_signature=like))
+    size = sum(x.shape.num_elements() or 1 for x in tf.nest.flatten(like))
+    return lambda count: several(tf.stack(tfp.random.split_seed((0, 0), count))), max(1, size)
 
 
 def _median(x: tf.Tensor) -> tf.Tensor:

@@ -62,7 +62,7 @@ def test_the_maximum_is_found(
 
 
 def test_rounding_of_the_log_posterior_does_not_end_the_ascent() -> None:
-    """Of 1e5 in single precision: 0.008. The control: without the slopes the ascent ends early."""
+    """A log posterior of 1e5 rounds by 0.008. The control: without slopes the ascent ends early."""
     scales = np.geomspace(1, 30, 8)
 
     def rounded(x: np.ndarray) -> tuple[float, np.ndarray]:

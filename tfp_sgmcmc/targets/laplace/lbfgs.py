@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tfp_sgmcmc.targets.laplace.newton import ROUNDING
+
 _MEMORY = 10  # pairs of steps and changes of the gradient
 _RISE, _SLOPE = 1e-4, 0.9  # shares of the first slope in the conditions of Wolfe
 _MOST_TRIALS = 50  # states of a line search
-_ROUNDING = 8  # in units of the last place of the log posterior
 
 
 class _Point(NamedTuple):
@@ -63,7 +64,7 @@ def lbfgs_ascent(
     pairs: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=_MEMORY)
     while num_steps < max_steps and np.abs(here.gradient).max() > tolerance:
         direction = _direction(here.gradient, pairs)
-        rounding = _ROUNDING * resolution * abs(here.log_prob)
+        rounding = ROUNDING * resolution * abs(here.log_prob)
         there, num_trials = _search(evaluate, here, direction, rounding)
         num_evaluations += num_trials
         if there is None and not pairs:

@@ -16,7 +16,7 @@ _MOST_DAMPING, _LEAST_DAMPING = 1e30, 1e-12  # where all derivatives vanish, sca
 _AS_EXPECTED, _FASTER = 0.1, 100.0  # share of a rise, and the fall of the damping after it
 _SADDLE = 1e-3  # minus the least eigenvalue of a saddle, relative to the diagonal
 _SHARES = (1.0, 0.3, 0.1, 0.03)  # of a deviation, of a step away from a saddle
-_ROUNDING = 8  # in units of the last place of the log posterior
+ROUNDING = 8  # in units of the last place of the log posterior
 # Curvatures that grow by this power of the resolution have no end: 3e23 in float64. Those of the
 # first steps do not count, because they may leave a tail without curvature.
 _GROWTH, _FIRST_STEPS = -1.5, 5
@@ -109,7 +109,7 @@ def newton_ascent(
         lengths = np.maximum(np.abs(eigenvalues), max(least, np.finfo(float).tiny))
         along = vectors.T @ (gradient / scale)
         gain, is_maximum = 0.5 * float(np.sum(along**2 / lengths)), bool(eigenvalues[0] > least)
-        rounding = _ROUNDING * resolution * abs(log_prob)
+        rounding = ROUNDING * resolution * abs(log_prob)
         has_ended = rise <= rounding and gain > _STILL_FALLING * before
         is_near = gain <= last_gain or (gain <= NEAR_ENOUGH and has_ended)
         if is_near and eigenvalues[0] < -_SADDLE and num_steps < max_steps:
