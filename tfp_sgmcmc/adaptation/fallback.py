@@ -20,13 +20,16 @@ from tfp_sgmcmc.adaptation.noncentering import noncentered
 from tfp_sgmcmc.adaptation.pilot import (
     Gradients,
     dispersed_starts,
+    gradients_of,
     seconds_of_second,
-    whitened_gradients,
 )
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.adaptation.typical_set import TypicalStarts, far_above, typical_starts
-from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
+from tfp_sgmcmc.diagnostics.vector_functions import (
+    value_and_gradient_of_vectors,
+    value_and_gradient_of_z,
+)
 from tfp_sgmcmc.internal.nest import State, call_with_state, entry_names, flatten_events
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.kernels import NOGIN
@@ -223,7 +226,7 @@ def _nuts(
     return PreparedKernel(
         tfp.mcmc.NoUTurnSampler(target, **arguments),
         bijector,
-        whitened_gradients(problem, pilot.center, root, run.jit_compile),
+        gradients_of(value_and_gradient_of_z(problem, pilot.center, root, run.jit_compile)),
         choices,
         lines,
         (_caveat(reason) if hierarchy is None else _untrusted(hierarchy),),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,17 +13,29 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_by_covariance
-from tfp_sgmcmc.adaptation.pilot import Gradients, PilotRuns
+from tfp_sgmcmc.adaptation.pilot import (
+    Chains,
+    Gradients,
+    HMCChains,
+    PilotChains,
+    PilotRuns,
+    gradients_of,
+    seconds_of_second,
+)
 from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, check_proper
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, prepare_kernel, trace_divergences
 from tfp_sgmcmc.adaptation.typical_set import TypicalStarts
-from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
+from tfp_sgmcmc.diagnostics.vector_functions import (
+    value_and_gradient_of_vectors,
+    value_and_gradient_of_z,
+)
 from tfp_sgmcmc.internal.nest import State, unflatten_events
-from tfp_sgmcmc.sampling.loop import Loop, Position, start_of
+from tfp_sgmcmc.sampling.loop import FiniteCheck, Loop, Position, start_of
 from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb
 from tfp_sgmcmc.targets.base import kept_program
 from tfp_sgmcmc.targets.laplace.laplace import parameters_bijector
 
+_NAME = "HamiltonianMonteCarlo"
 _STRIDE = 2  # steps of HMC between nearly independent draws
 _PILOT_DRAWS = 400
 _LEAST_DRAWS = 200  # of all chains; the R-hat of fewer is above a pilot's bound by chance
@@ -38,6 +51,7 @@ _WINDOWS = (25, 50, 100, 200, 300)  # draws of each chain
 _DENSE_FROM = 3  # the number of the window whose draws first give a dense metric
 _MOST_DENSE = 100  # entries of a state
 _FINAL_STEPS = 150  # of the step size in the final metric
+_ALWAYS = 2**31 - 1
 _SLOTS = 50  # draws that a call of the compiled program can keep
 _REMEDY = (
     "A Cholesky factorisation may fail in float32 and not in float64: give the target "
@@ -75,10 +89,7 @@ def least_seconds(dim: int, num_chains: int, of_gradient: float) -> float:
 
 
 class TimedHMC:
-    """HMC in whitened coordinates, timed with the step that suits a standard normal.
-
-    Attributes:
-      seconds: time of a nearly independent draw of each chain.
+    """HMC in whitened coordinates, with the step that suits a standard normal, or a smaller one.
 
     Args:
       problem: the target.
@@ -89,13 +100,32 @@ class TimedHMC:
     def __init__(self, problem: MinibatchLogProb, found: Coordinates, runs: PilotRuns):
         self._problem, self._found, self._runs = problem, found, runs
         self._settings = leapfrog(runs.dim)
-        self._chains = runs.timed_chains(
-            "HamiltonianMonteCarlo",
-            lambda x: tfp.mcmc.HamiltonianMonteCarlo(found.target, x[0], tf.cast(x[1], tf.int32)),
+
+    @property
+    def seconds(self) -> float:
+        """The time of a nearly independent draw of each chain, in a compiled program."""
+        self._compiled_chains()
+        return _STRIDE * self._runs.milliseconds[_NAME] / 1e3
+
+    def _compiled_chains(self) -> PilotChains:
+        target = self._found.target
+        return self._runs.timed_chains(
+            _NAME,
+            lambda x: tfp.mcmc.HamiltonianMonteCarlo(target, x[0], tf.cast(x[1], tf.int32)),
             self._settings,
-            found.target,
+            target,
         )
-        self.seconds = _STRIDE * runs.milliseconds["HamiltonianMonteCarlo"] / 1e3
+
+    def _chains(self) -> tuple[Chains, Callable[[np.ndarray, tf.Tensor], np.ndarray]]:
+        """Returns chains in NumPy, or of the compiled program if it was timed, and gradients."""
+        found, runs = self._found, self._runs
+        if _NAME in runs.milliseconds or found.factor is None:
+            target = FullDataLogProb(found.target)
+            return self._compiled_chains(), Gradients(target, runs.jit_compile)
+        at = value_and_gradient_of_z(self._problem, found.center, found.factor, runs.jit_compile)
+        z = np.zeros([runs.num_chains, runs.dim])
+        runs.milliseconds["gradient of all data"] = 1e3 * seconds_of_second(lambda: at(z))
+        return HMCChains(at), gradients_of(at)
 
     def __call__(self, num_results: int) -> PreparedKernel:
         """Returns HMC with an accepted step, if needed in coordinates of a pilot's draws.
@@ -104,12 +134,12 @@ class TimedHMC:
           NotNearGaussian: no step is accepted, or draws wander.
         """
         found, runs, (h, count) = self._found, self._runs, self._settings
-        gradients = Gradients(FullDataLogProb(found.target), runs.jit_compile)
+        chains, gradients = self._chains()
         least = max(50, math.ceil(_LEAST_DRAWS / runs.num_chains))
         num_draws = int(np.clip(num_results // 2, least, _PILOT_DRAWS))
         pilot, accepted = None, 0.0
         for _ in range(_MOST_PILOTS):
-            pilot = runs.pilot(self._chains, gradients, (h, count), 1, num_draws)
+            pilot = runs.pilot(chains, gradients, (h, count), 1, num_draws)
             if pilot is not None:
                 accepted = float(np.mean(np.any(pilot.z[1:] != pilot.z[:-1], axis=-1)))
                 if accepted >= _LEAST_ACCEPTED:
@@ -124,7 +154,7 @@ class TimedHMC:
         if found.factor is not None and found.kind != "covariance" and poor:
             more = min(num_results // 2, _DRAWS_PER_ENTRY * runs.dim // pilot.z.shape[1])
             if more > num_draws:
-                longer = runs.pilot(self._chains, gradients, (h, count), 1, more)
+                longer = runs.pilot(chains, gradients, (h, count), 1, more)
                 pilot = pilot if longer is None else longer
             recentred = whiten_by_covariance(self._problem, found, pilot.z)
             return TimedHMC(self._problem, recentred, runs)(num_results)
@@ -141,7 +171,7 @@ class TimedHMC:
             pilot,
             runs,
             line,
-            sampler="HamiltonianMonteCarlo",
+            sampler=_NAME,
             arguments=arguments,
             batch_size=None,
             stride=1,
@@ -167,7 +197,7 @@ class NUTSPilot(NamedTuple):
     start: np.ndarray
     draws: np.ndarray
     seconds_per_draw: float
-    loop: Loop
+    loop: FixedSteps
 
 
 def run_nuts_pilot(
@@ -192,11 +222,11 @@ def run_nuts_pilot(
     for number, num_draws in enumerate(_WINDOWS):
         chains.restart(mean, covariance, theta[-1], step)
         fresh = random.fold_in(seed, number)
-        chains.draw(_ADAPTATION_STEPS, fresh)
+        chains.adapt(_ADAPTATION_STEPS, fresh)
         began = time.perf_counter()
         found = chains.draw(num_draws, fresh)
         seconds = (time.perf_counter() - began) / num_draws
-        step = chains.adaptation.average
+        step = chains.step_size
         if found is None:
             raise ValueError(
                 "The log posterior must be finite around its mode. Received: NaN or infinite "
@@ -212,27 +242,22 @@ def run_nuts_pilot(
         if number >= _DENSE_FROM and is_small:
             covariance = _shrunk(draws)
     chains.restart(mean, covariance, theta[-1], step)
-    chains.draw(_FINAL_STEPS, random.fold_in(seed, len(_WINDOWS)))
+    chains.adapt(_FINAL_STEPS, random.fold_in(seed, len(_WINDOWS)))
     return NUTSPilot(
         unflatten_events(mean, like, 0),
         covariance,
-        chains.adaptation.average,
+        chains.step_size,
         chains.z.astype(dtype.as_numpy_dtype),
         theta.reshape(-1, dim),
         seconds,
-        chains.loop,
+        chains.fixed_steps(),
     )
 
 
 class _Chains:
     """Chains of NUTS in coordinates that are arguments of one compiled program.
 
-    The program is kept with the target. It serves all windows, the run that follows, and the run
-    after that with another step size. So the step is adapted between calls.
-
-    Attributes:
-      loop: the program with the coordinates of the last restart.
-      adaptation: the step size.
+    The program is kept with the target. It serves all windows and the run that follows.
 
     Args:
       problem: the target, with all examples.
@@ -261,6 +286,11 @@ class _Chains:
     def z(self) -> np.ndarray:
         return self._position.state.numpy().astype(np.float64)
 
+    @property
+    def step_size(self) -> float:
+        """The average over late steps, for a run that does not adapt."""
+        return float(np.exp(self._position.results.log_averaging_step[0]))
+
     def restart(
         self, shift: np.ndarray, covariance: np.ndarray, states: np.ndarray, step: float
     ) -> None:
@@ -268,7 +298,6 @@ class _Chains:
 
         The coordinates are shift + root z, where root is that of a covariance, or of variances.
         """
-        self.adaptation = DualAveraging(step)
         root, off = _root(covariance), (states - shift).T
         z = np.linalg.solve(root, off).T if root.ndim == 2 else off.T / root
         self._shift, self._root = shift, root
@@ -277,36 +306,46 @@ class _Chains:
 
         def make() -> tuple[Loop, Position]:
             start = start_of(self._kernel(values), tf.constant(z, self._dtype))
-            options = trace_divergences, start, self._jit_compile, _SLOTS, self._viewed
-            return Loop(self._kernel, *options, values=values), start
+            return Loop(
+                self._kernel, _trace, start, self._jit_compile, _SLOTS, self._viewed, values=values
+            ), start
 
         loop, first = kept_program(self._problem, self._name, self._like, make)
-        self.loop = loop.with_values(values)
+        self._loop = loop.with_values(values)
         scales = np.diag(root) if self._is_dense else root
         value, slopes = self._of_vectors(shift + (z @ root.T if self._is_dense else z * root))
         slopes = slopes @ root if self._is_dense else slopes * root
-        value, slopes, z = (
-            tf.constant(x, self._dtype) for x in (value + np.log(scales).sum(), slopes, z)
+        value, slopes, z, step = (
+            tf.constant(x, self._dtype) for x in (value + np.log(scales).sum(), slopes, z, step)
         )
-        start = first.results._replace(target_log_prob=value, grads_target_log_prob=[slopes])
+        density = {"target_log_prob": value, "grads_target_log_prob": [slopes]}
+        start = first.results._replace(
+            inner_results=first.results.inner_results._replace(**density),
+            new_step_size=step,
+            log_shrinkage_target=[tf.math.log(10 * step)],
+        )
         self._position = Position(tf.zeros([], tf.int64), z, start)
+
+    def adapt(self, num_steps: int, seed: tf.Tensor) -> None:
+        """Takes steps that adapt the step size."""
+        self._position = self._loop(self._position, 1, num_steps, 1, seed)[0]
 
     def draw(self, num_draws: int, seed: tf.Tensor) -> np.ndarray | None:
         """Returns flat states, `[num_draws, chains, D]`; None if any is NaN or infinite."""
         found, all_good = [], True
-        for _ in range(num_draws):
-            step = tf.constant(self.adaptation.step, self._dtype)
-            results = self._position.results._replace(step_size=step)
-            position = self._position._replace(results=results)
-            self._position, _, health = self.loop(position, 1, 1, 1, seed)
+        for first in range(0, num_draws, _SLOTS):
+            rows = min(_SLOTS, num_draws - first)
+            self._position, kept, health = self._loop(self._position, rows, 1, 1, seed)
             all_good &= health.is_good
-            ratios = self._position.results.log_accept_ratio.numpy().astype(np.float64)
-            self.adaptation.update(float(np.nan_to_num(np.exp(np.minimum(ratios, 0.0))).mean()))
-            found.append(self._position.state)
+            found.append(kept[1].z[:rows])
         if not all_good:
             return None
-        z = tf.stack(found).numpy().astype(np.float64)
+        z = np.concatenate(found).astype(np.float64)
         return self._shift + (z @ self._root.T if self._root.ndim == 2 else z * self._root)
+
+    def fixed_steps(self) -> FixedSteps:
+        """Returns the program for a run."""
+        return FixedSteps(self._loop, self._position.results)
 
     def _moved(self, z: tf.Tensor, values: tuple[tf.Tensor, tf.Tensor]) -> State:
         shift, root = values
@@ -316,46 +355,60 @@ class _Chains:
     def _viewed(self, z: tf.Tensor, values: tuple[tf.Tensor, tf.Tensor]) -> Any:
         return self._view.forward(self._moved(z, values))
 
-    def _kernel(self, values: tuple[tf.Tensor, tf.Tensor]) -> tfp.mcmc.NoUTurnSampler:
+    def _kernel(self, values: tuple[tf.Tensor, tf.Tensor]) -> tfp.mcmc.TransitionKernel:
         scales = tf.linalg.diag_part(values[1]) if self._is_dense else values[1]
         log_det = tf.reduce_sum(tf.math.log(scales))  # as in the target of z of the run
-        one = tf.ones([], self._dtype)
-        return tfp.mcmc.NoUTurnSampler(
+        nuts = tfp.mcmc.NoUTurnSampler(
             lambda z: self._problem(self._moved(z, values)) + log_det,
-            one,
-            max_tree_depth=MAX_TREE_DEPTH,
+            tf.ones([], self._dtype),
+            MAX_TREE_DEPTH,
         )
+        return tfp.mcmc.DualAveragingStepSizeAdaptation(nuts, _ALWAYS, _ACCEPTANCE)
 
 
-class DualAveraging:
-    """Adapts a step size to an acceptance probability.
+class _Trace(NamedTuple):
+    """The trace of a pilot: z of all chains, and the trace and the step size of a run."""
 
-    Attributes:
-      step: the step size to try next.
+    z: Any
+    of_run: Any
+    step_size: Any
 
-    References:
-      M. D. Hoffman, A. Gelman. The No-U-Turn Sampler. Journal of Machine Learning Research, 2014.
-      Section 3.2, with the constants that it recommends.
+
+def _trace(z: tf.Tensor, results: Any) -> _Trace:
+    inner = results.inner_results
+    return _Trace(z, trace_divergences(z, inner), inner.step_size)
+
+
+class FixedSteps:
+    """The compiled steps of a pilot as the `Loop` of a run, whose step size stays as it is.
+
+    Args:
+      loop: the pilot's steps.
+      adapted: any results of theirs.
     """
 
-    def __init__(self, step: float):
-        self.step, self._target = step, np.log(max(10 * step, np.finfo(np.float32).tiny))
-        self._count, self._errors, self._average = 0, 0.0, 0.0
+    def __init__(self, loop: Loop, adapted: Any):
+        self._loop, self._adapted, self.slots = loop, adapted, loop.slots
+        self.kept = self._without_z(loop.kept)
 
-    def update(self, accepted: float) -> None:
-        """Takes the acceptance probability of the last step."""
-        self._count += 1
-        t = self._count
-        self._errors += _ACCEPTANCE - accepted
-        log_step = self._target - np.sqrt(t) / (t + 10) * self._errors / 0.05
-        weight = t**-0.75
-        self._average = weight * log_step + (1 - weight) * self._average
-        self.step = float(np.exp(log_step))
+    def with_values(self, values: Any) -> FixedSteps:
+        return FixedSteps(self._loop.with_values(values), self._adapted)
 
-    @property
-    def average(self) -> float:
-        """The average over late steps, for a run that does not adapt."""
-        return float(np.exp(self._average))
+    def __call__(self, position: Position, *given: Any) -> tuple[Position, Any, FiniteCheck]:
+        results = self._adapted._replace(
+            inner_results=position.results,
+            new_step_size=position.results.step_size,
+            step=tf.constant(1),
+            num_adaptation_steps=tf.constant(0),
+        )
+        position, kept, health = self._loop(position._replace(results=results), *given)
+        position = position._replace(results=position.results.inner_results)
+        return position, self._without_z(kept), health
+
+    @staticmethod
+    def _without_z(kept: Any) -> tuple[Any, Any, Any]:
+        states, trace, _ = kept
+        return states, trace.of_run, trace.step_size
 
 
 def _shrunk(draws: np.ndarray) -> np.ndarray:

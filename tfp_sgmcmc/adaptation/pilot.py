@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -18,8 +18,7 @@ from tfp_sgmcmc.diagnostics.convergence import (
     rhat_limit,
     rhat_text,
 )
-from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_z
-from tfp_sgmcmc.internal.nest import State
+from tfp_sgmcmc.diagnostics.vector_functions import ValuesAndGradients
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.sampling.loop import Loop, Position, start_of
 from tfp_sgmcmc.targets import Target
@@ -42,6 +41,16 @@ def seconds_of_second(call: Callable[[], Any]) -> float:
     wall, processor = time.perf_counter(), time.process_time()
     call()
     return min(time.perf_counter() - wall, time.process_time() - processor)
+
+
+class Chains(Protocol):
+    """Chains of a pilot, as `PilotChains`, with the steps of any sampler."""
+
+    def restart(self, settings: Any, start: tf.Tensor, seed: tf.Tensor) -> None: ...
+
+    def burn_in(self, steps: int) -> bool: ...
+
+    def draw(self, num_draws: int, stride: int) -> np.ndarray | None: ...
 
 
 class PilotChains:
@@ -120,6 +129,58 @@ class PilotChains:
         return position, kept[0], health.is_good
 
 
+class HMCChains:
+    """Chains of HMC for a pilot, in NumPy, whose only program is the gradient.
+
+    Other steps of a run compile this program too, but not that of HMC, which takes seconds.
+
+    Args:
+      at: z of all chains, `[chains, D]` -> log posteriors and gradients.
+    """
+
+    def __init__(self, at: ValuesAndGradients):
+        self._at = at
+
+    def restart(self, settings: tuple[float, int], start: tf.Tensor, seed: tf.Tensor) -> None:
+        """Puts all chains at a start, with a step size and a number of leapfrog steps."""
+        self._step, self._count = settings
+        self._rng = np.random.default_rng(seed.numpy().astype(np.uint32))
+        self._dtype, self._z = start.dtype.as_numpy_dtype, start.numpy().astype(np.float64)
+        self._value, self._slope = self._at(self._z)
+
+    def burn_in(self, steps: int) -> bool:
+        """Takes steps; returns whether the chains are where the log posterior is finite."""
+        self.draw(steps, 1)
+        return bool(np.isfinite(self._value).all())
+
+    def draw(self, num_draws: int, stride: int) -> np.ndarray:
+        """Returns draws `[num_draws, chains, D]`."""
+        draws = np.empty([num_draws, *self._z.shape], self._dtype)
+        with np.errstate(all="ignore"):  # trajectories that leave the support are rejected
+            for i in range(num_draws):
+                for _ in range(stride):
+                    self._take_step()
+                draws[i] = self._z
+        return draws
+
+    def _take_step(self) -> None:
+        h, momentum = self._step, self._rng.standard_normal(self._z.shape)
+        energy = (momentum**2).sum(axis=-1) / 2 - self._value
+        z, value, slope = self._z, self._value, self._slope
+        for _ in range(self._count):
+            half = momentum + h / 2 * slope
+            z = z + h * half
+            value, slope = self._at(z)
+            momentum = half + h / 2 * slope
+        log_ratio = energy - (momentum**2).sum(axis=-1) / 2 + value
+        accepts = self._rng.standard_exponential(len(z)) > -log_ratio  # false for NaN
+        self._value = np.where(accepts, value, self._value)
+        self._z, self._slope = (
+            np.where(accepts[:, np.newaxis], new, old)
+            for new, old in ((z, self._z), (slope, self._slope))
+        )
+
+
 class Gradients:
     """Estimates gradients at draws, in blocks of one shape so that one program serves all.
 
@@ -155,22 +216,15 @@ class Gradients:
         return np.concatenate(found)[: len(z)]
 
 
-def whitened_gradients(
-    problem: Target, center: State, factor: np.ndarray, jit_compile: bool
+def gradients_of(
+    value_and_gradient_fn: ValuesAndGradients,
 ) -> Callable[[np.ndarray, tf.Tensor], np.ndarray]:
-    """Returns a function as `Gradients`, by all data and the program that is kept with the target.
-
-    Args:
-      problem: the target.
-      center: the unconstrained state at z = 0.
-      factor: L in theta = center + L z, or its diagonal.
-      jit_compile: whether XLA compiles it.
-    """
-    at = value_and_gradient_of_z(problem, center, factor, jit_compile)
+    """Returns a function as `Gradients`, by all data, of one that takes z, `[K, D]`."""
 
     def gradients(z: np.ndarray, seed: tf.Tensor) -> np.ndarray:
         del seed  # nothing is drawn
-        return at(z.reshape(-1, z.shape[-1]).astype(np.float64))[1].reshape(z.shape)
+        rows = z.reshape(-1, z.shape[-1]).astype(np.float64)
+        return value_and_gradient_fn(rows)[1].reshape(z.shape)
 
     return gradients
 
@@ -336,7 +390,12 @@ class PilotRuns:
         return chains
 
     def pilot(
-        self, chains: PilotChains, gradients: Gradients, settings: Any, stride: int, num_draws: int
+        self,
+        chains: Chains,
+        gradients: Callable[[np.ndarray, tf.Tensor], np.ndarray],
+        settings: Any,
+        stride: int,
+        num_draws: int,
     ) -> PilotDraws | None:
         """Returns draws after a burn-in of ten strides; None if a chain became NaN or infinite.
 

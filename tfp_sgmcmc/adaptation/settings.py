@@ -10,10 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.adaptation.coordinates import Coordinates
-from tfp_sgmcmc.adaptation.pilot import Gradients, PilotDraws, PilotRuns
+from tfp_sgmcmc.adaptation.pilot import PilotDraws, PilotRuns
 from tfp_sgmcmc.diagnostics.certificate import Certificate
 from tfp_sgmcmc.internal.tables import Table, as_html, code_block
-from tfp_sgmcmc.sampling.loop import Loop
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.targets.control_variates.control_variate import RemainderCovariance
@@ -183,7 +182,7 @@ class PreparedKernel:
       certify: compares draws of the parameters, `[draws, chains, event...]`, with weighted draws;
         None where that would take long.
       remedy: what to do if chains disagree; None if the cause is not known.
-      loop: compiled steps of the kernel, if a pilot made them.
+      loop: compiled steps of the kernel, as of a `Loop`, if a pilot made them.
     """
 
     kernel: Any
@@ -196,7 +195,7 @@ class PreparedKernel:
     most_results: int | None = None
     certify: Callable[[Any], Certificate] | None = None
     remedy: str | None = None
-    loop: Loop | None = None
+    loop: Any = None
 
     @property
     def is_noisy(self) -> bool:
@@ -237,7 +236,7 @@ def settled(flags: tuple[Flag, ...], choices: Choices, draws_failed: bool) -> tu
 def prepare_kernel(
     kernel: Any,
     found: Coordinates,
-    gradients: Gradients,
+    gradients: Callable[[np.ndarray, tf.Tensor], np.ndarray],
     pilot: PilotDraws,
     runs: PilotRuns,
     line: str,
@@ -275,7 +274,7 @@ def prepare_kernel(
         *runs.dropped,
         line,
         f"{choices.sampler} with step {choices.arguments['step_size']:.2g} keeps {every}. "
-        f"Measured times of a step of all chains: {costs}.",
+        f"Measured times of all chains, for a step or a gradient: {costs}.",
         f"A pilot from dispersed starts had {fit.temperature:.3f} +- {fit.error:.3f} of the "
         f"posterior's variance, by its gradients, and {fit.radius:.2f} of the variance that "
         "these coordinates predict (1 for Laplace's approximation).",

@@ -346,11 +346,11 @@ def log_prob_fn_of(kernel: tfp.mcmc.TransitionKernel) -> Any:
 
 def chain_shape_of(kernel: tfp.mcmc.TransitionKernel, start: Position) -> tuple[int, ...]:
     """Returns the shape of the leading axes of the state that count chains."""
-    target = _target_of(kernel)
-    if target is not None:
-        return tuple(tf.TensorShape(target.chain_shape(start.state)))
-    log_prob = log_prob_of(start.results)
-    return () if log_prob is None else tuple(log_prob.shape)
+    target, log_prob = _target_of(kernel), log_prob_of(start.results)
+    is_estimate = isinstance(kernel, StochasticGradientKernel)
+    if log_prob is not None and (target is None or not is_estimate):
+        return tuple(log_prob.shape)
+    return () if target is None else tuple(tf.TensorShape(target.chain_shape(start.state)))
 
 
 def _target_of(kernel: tfp.mcmc.TransitionKernel) -> Target | None:
