@@ -30,6 +30,7 @@ ORDER = [
     "diagnostics",
     "sampling",
     "sampling.shards",
+    "adaptation.hierarchies",
     "adaptation",
     "keras.model",
     "keras.posterior",

@@ -12,11 +12,14 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from tests.harness.fast_settings import fast_settings
 from tfp_sgmcmc.adaptation import fallback, hamiltonian
-from tfp_sgmcmc.adaptation.centered_hierarchy import find_centered_hierarchy, hierarchy_around
 from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode
 from tfp_sgmcmc.adaptation.hamiltonian import run_nuts_pilot
-from tfp_sgmcmc.adaptation.noncentering import noncentered
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
+from tfp_sgmcmc.adaptation.hierarchies.centered_hierarchy import (
+    find_centered_hierarchy,
+    hierarchy_around,
+)
+from tfp_sgmcmc.adaptation.hierarchies.noncentering import noncentered
+from tfp_sgmcmc.adaptation.hierarchies.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.target_arguments import as_problem
 from tfp_sgmcmc.adaptation.typical_set import typical_starts
 from tfp_sgmcmc.sampling.run import run_kernel
@@ -305,7 +308,7 @@ def test_nuts_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_step_is_adapted_to_the_acceptance(first: float) -> None:
     """Other steps are not: the run keeps the step that it is given, and the pilot's first is lost.
 
-    For standard normals in ten dimensions, a step of 0.8 gives the acceptance 0.9.
+    For standard normals in ten dimensions, a step of about 0.65 gives the acceptance 0.9.
     """
     target = sgmcmc.MinibatchLogProb(
         lambda x: -tf.reduce_sum(x**2, axis=-1) / 2, lambda x, b: 0 * x[..., :1] * b, np.ones(1)
@@ -314,7 +317,7 @@ def test_the_step_is_adapted_to_the_acceptance(first: float) -> None:
     chains = hamiltonian._Chains(target, tf.zeros([10], tf.float64), True, 4, False)
     chains.restart(np.zeros(10), np.ones(10), states, first)
     chains.adapt(300, seed)
-    assert 0.6 < chains.step_size < 1.0
+    assert 0.55 < chains.step_size < 0.8
     run, position = chains.fixed_steps(), chains._position
     inner = position.results.inner_results._replace(step_size=tf.constant(first, tf.float64))
     position, _, _ = run(position._replace(results=inner), 10, 1, 1, seed)

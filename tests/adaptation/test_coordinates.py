@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.adaptation import coordinates
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
+from tfp_sgmcmc.adaptation.hierarchies.prior_scale import NotNearGaussian
 
 
 @pytest.mark.parametrize(("value", "starts"), [(0.0, [0.0]), (2.0, [2.0, 1.0, 0.0])])

@@ -14,9 +14,9 @@ from scipy import stats
 import tfp_sgmcmc as sgmcmc
 from tests.harness.fast_settings import fast_settings
 from tfp_sgmcmc.adaptation.coordinates import Coordinates
+from tfp_sgmcmc.adaptation.hierarchies.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.independent_draws import independent_draws, proposals_at_once
 from tfp_sgmcmc.adaptation.pilot import PilotRuns, seconds_of_second
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.sampling.result import Flag
 
 tfb, tfd = tfp.bijectors, tfp.distributions

@@ -10,9 +10,9 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.adaptation.centered_hierarchy import hierarchy_around
-from tfp_sgmcmc.adaptation.location_scale import LocationScale
-from tfp_sgmcmc.adaptation.noncentering import laws_around, noncentered
+from tfp_sgmcmc.adaptation.hierarchies.centered_hierarchy import hierarchy_around
+from tfp_sgmcmc.adaptation.hierarchies.location_scale import LocationScale
+from tfp_sgmcmc.adaptation.hierarchies.noncentering import laws_around, noncentered
 
 tfb, tfd = tfp.bijectors, tfp.distributions
 X, DISTRICT = np.array([-1.0, 0.3, 1.2]), np.array([0, 0, 1, 1, 0])

@@ -11,11 +11,11 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.adaptation.centered_hierarchy import hierarchy_around
 from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode
-from tfp_sgmcmc.adaptation.noncentering import laws_around, noncentered, repeats_prior
-from tfp_sgmcmc.adaptation.normal_blocks import NormalBlocks
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
+from tfp_sgmcmc.adaptation.hierarchies.centered_hierarchy import hierarchy_around
+from tfp_sgmcmc.adaptation.hierarchies.noncentering import laws_around, noncentered, repeats_prior
+from tfp_sgmcmc.adaptation.hierarchies.normal_blocks import NormalBlocks
+from tfp_sgmcmc.adaptation.hierarchies.prior_scale import NotNearGaussian
 
 tfb = tfp.bijectors
 F64 = tf.float64

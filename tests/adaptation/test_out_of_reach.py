@@ -13,7 +13,8 @@ from scipy import stats
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.adaptation import fallback, kernel_selector, out_of_reach, target_driver
-from tfp_sgmcmc.adaptation.noncentering import noncentered
+from tfp_sgmcmc.adaptation.hierarchies.noncentering import noncentered
+from tfp_sgmcmc.adaptation.hierarchies.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.out_of_reach import (
     FarMass,
     Place,
@@ -23,7 +24,6 @@ from tfp_sgmcmc.adaptation.out_of_reach import (
     other_mode,
     place_beyond,
 )
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.diagnostics.vector_functions import log_prob_of_vectors
 from tfp_sgmcmc.diagnostics.weighted_sample import (

@@ -11,7 +11,8 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.adaptation import prior_scale, settings_file, target_arguments
+from tfp_sgmcmc.adaptation import settings_file, target_arguments
+from tfp_sgmcmc.adaptation.hierarchies import prior_scale
 from tfp_sgmcmc.targets.streaming.pooled import Pass, PoolReport
 
 N, D, MOST = 4_000, 2, 400

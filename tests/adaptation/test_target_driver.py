@@ -28,6 +28,12 @@ from tfp_sgmcmc.adaptation import (
 )
 from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode, whiten_by_covariance
 from tfp_sgmcmc.adaptation.hamiltonian import leapfrog
+from tfp_sgmcmc.adaptation.hierarchies.prior_scale import (
+    ImproperError,
+    NotNearGaussian,
+    check_proper,
+    with_prior_curvature,
+)
 from tfp_sgmcmc.adaptation.langevin import (
     FRICTION,
     MOST_MEAN,
@@ -45,12 +51,6 @@ from tfp_sgmcmc.adaptation.langevin import (
     temperature,
 )
 from tfp_sgmcmc.adaptation.pilot import Gradients, convergence, gradient_fit
-from tfp_sgmcmc.adaptation.prior_scale import (
-    ImproperError,
-    NotNearGaussian,
-    check_proper,
-    with_prior_curvature,
-)
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.storage import npz

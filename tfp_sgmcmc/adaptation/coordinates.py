@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.adaptation import prior_scale
-from tfp_sgmcmc.adaptation.centered_hierarchy import hierarchy_around
-from tfp_sgmcmc.adaptation.noncentering import repeats_prior
+from tfp_sgmcmc.adaptation.hierarchies import prior_scale
+from tfp_sgmcmc.adaptation.hierarchies.centered_hierarchy import hierarchy_around
+from tfp_sgmcmc.adaptation.hierarchies.noncentering import repeats_prior
 from tfp_sgmcmc.internal.nest import (
     State,
     entry_names,

@@ -13,17 +13,17 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.adaptation import centered_hierarchy
 from tfp_sgmcmc.adaptation.coordinates import standardize
 from tfp_sgmcmc.adaptation.hamiltonian import MAX_TREE_DEPTH, NUTSPilot, run_nuts_pilot
-from tfp_sgmcmc.adaptation.noncentering import noncentered
+from tfp_sgmcmc.adaptation.hierarchies import centered_hierarchy
+from tfp_sgmcmc.adaptation.hierarchies.noncentering import noncentered
+from tfp_sgmcmc.adaptation.hierarchies.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.pilot import (
     Gradients,
     dispersed_starts,
     gradients_of,
     seconds_of_second,
 )
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.adaptation.typical_set import TypicalStarts, far_above, typical_starts
 from tfp_sgmcmc.diagnostics.vector_functions import (

@@ -13,6 +13,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_by_covariance
+from tfp_sgmcmc.adaptation.hierarchies.prior_scale import NotNearGaussian, check_proper
 from tfp_sgmcmc.adaptation.pilot import (
     Chains,
     Gradients,
@@ -22,7 +23,6 @@ from tfp_sgmcmc.adaptation.pilot import (
     gradients_of,
     seconds_of_second,
 )
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian, check_proper
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, prepare_kernel, trace_divergences
 from tfp_sgmcmc.adaptation.typical_set import TypicalStarts
 from tfp_sgmcmc.diagnostics.vector_functions import (

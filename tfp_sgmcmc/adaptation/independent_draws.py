@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_by_normal
+from tfp_sgmcmc.adaptation.hierarchies.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.mode_search import LEAST_ARRIVALS, NUM_STARTS, OtherMode
 from tfp_sgmcmc.adaptation.out_of_reach import NUM_WIDE, place_beyond
 from tfp_sgmcmc.adaptation.pilot import PilotRuns, seconds_of_second
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import (
     MOST_FOR_MOMENTS,

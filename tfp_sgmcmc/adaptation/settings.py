@@ -106,7 +106,7 @@ class Choices:
         first = []
         if self.noncentered:
             first = [
-                "from tfp_sgmcmc.adaptation.noncentering import noncentered",
+                "from tfp_sgmcmc.adaptation.hierarchies.noncentering import noncentered",
                 "target, _ = noncentered(target, initial_state, result.choices.noncentered)",
             ]
         given = ", ".join(f"{k}={v!r}" for k, v in self.arguments.items())

@@ -11,9 +11,9 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc.adaptation.coordinates import standardize
+from tfp_sgmcmc.adaptation.hierarchies.noncentering import noncentered
 from tfp_sgmcmc.adaptation.independent_draws import with_proposal
 from tfp_sgmcmc.adaptation.langevin import NUM_STATES
-from tfp_sgmcmc.adaptation.noncentering import noncentered
 from tfp_sgmcmc.adaptation.pilot import Gradients
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.internal.nest import State

@@ -16,9 +16,9 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation import target_arguments
 from tfp_sgmcmc.adaptation.draw_checks import DrawCheck, check_draws, flags_of_spacing, whitened
 from tfp_sgmcmc.adaptation.fallback import sample_nonquadratic
+from tfp_sgmcmc.adaptation.hierarchies.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.kernel_selector import KernelSelector
 from tfp_sgmcmc.adaptation.out_of_reach import Place
-from tfp_sgmcmc.adaptation.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, settled
 from tfp_sgmcmc.adaptation.settings_file import FILE, describe_call, load, save, saved_jit_compile
 from tfp_sgmcmc.internal.nest import State

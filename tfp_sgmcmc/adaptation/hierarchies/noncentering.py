@@ -9,9 +9,13 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.adaptation.location_scale import LocationScale, find_location_scale, parameters_of
-from tfp_sgmcmc.adaptation.normal_blocks import NormalBlocks, find_normal_blocks
-from tfp_sgmcmc.adaptation.prior_scale import density_of_effects
+from tfp_sgmcmc.adaptation.hierarchies.location_scale import (
+    LocationScale,
+    find_location_scale,
+    parameters_of,
+)
+from tfp_sgmcmc.adaptation.hierarchies.normal_blocks import NormalBlocks, find_normal_blocks
+from tfp_sgmcmc.adaptation.hierarchies.prior_scale import density_of_effects
 from tfp_sgmcmc.internal.nest import State, entry_names, flatten_events, unflatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.base import kept_program, value_and_gradient

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.adaptation.location_scale import dependence
-from tfp_sgmcmc.adaptation.noncentering import Law, laws_around
-from tfp_sgmcmc.adaptation.normal_blocks import NormalBlocks
-from tfp_sgmcmc.adaptation.prior_scale import effect_slopes
+from tfp_sgmcmc.adaptation.hierarchies.location_scale import dependence
+from tfp_sgmcmc.adaptation.hierarchies.noncentering import Law, laws_around
+from tfp_sgmcmc.adaptation.hierarchies.normal_blocks import NormalBlocks
+from tfp_sgmcmc.adaptation.hierarchies.prior_scale import effect_slopes
 from tfp_sgmcmc.internal.nest import State, entry_names, flatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.base import kept_program

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.adaptation.location_scale import ROUNDING, dependence, rows_around
-from tfp_sgmcmc.adaptation.prior_scale import prior_slopes
+from tfp_sgmcmc.adaptation.hierarchies.location_scale import ROUNDING, dependence, rows_around
+from tfp_sgmcmc.adaptation.hierarchies.prior_scale import prior_slopes
 from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.targets import MinibatchLogProb
 
