@@ -318,7 +318,7 @@ def test_the_step_is_adapted_to_the_acceptance(first: float) -> None:
     chains.restart(np.zeros(10), np.ones(10), states, first)
     chains.adapt(300, seed)
     assert 0.55 < chains.step_size < 0.8
-    run, position = chains.fixed_steps(), chains._position
+    run, position = chains.steps_of_run(chains._affine), chains._position
     inner = position.results.inner_results._replace(step_size=tf.constant(first, tf.float64))
     position, _, _ = run(position._replace(results=inner), 10, 1, 1, seed)
     assert float(position.results.step_size) == first

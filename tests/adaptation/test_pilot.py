@@ -10,8 +10,10 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.adaptation import hamiltonian, langevin, pilot, settings_file
-from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode
+from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode, whiten_by_covariance
 from tfp_sgmcmc.adaptation.langevin import BatchAndStep, LangevinSelector, excess_of
+from tfp_sgmcmc.sampling.run import run_kernel
+from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.targets.base import ExpansionError
 
 tfd = tfp.distributions
@@ -96,6 +98,102 @@ def test_the_covariance_is_of_many_draws(
     assert first.curvature is None and second.curvature is None
     z = tf.constant(prepared.choices.start)
     np.testing.assert_array_equal(first(z), second(z))
+
+
+def normal_target() -> sgmcmc.MinibatchLogProb:
+    """Returns a normal law with means 3 and 40, deviations 1 and 10, and correlation 0.5."""
+    precision = np.array([[1.0, -0.05], [-0.05, 0.01]]) / 0.75
+
+    def log_likelihood(x: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+        off = x - np.array([3.0, 40.0])
+        quadratic = tf.reduce_sum(off * tf.linalg.matvec(precision, off), axis=-1, keepdims=True)
+        return -share * quadratic / 2
+
+    shift = tfp.bijectors.Shift(np.array([1.0, -1.0]))
+    return sgmcmc.MinibatchLogProb(
+        lambda x: 0 * x[..., 0], log_likelihood, np.array([0.5, 0.5]), 1, bijector=shift
+    )
+
+
+def test_steps_in_numpy_are_those_of_hmc() -> None:
+    """Every accepted step has the exact law: draws by an exact start stay exact.
+
+    Energy errors with a step of 1.5 are large, so that a chain without the test, or one that
+    counts half of the kinetic energy, is told. z of variances by 40,000 chains: a false alarm has
+    the probability 1e-6.
+    """
+    chains, dim = 40_000, 3
+    start = tf.random.stateless_normal([chains, dim], [0, 1], dtype=tf.float64)
+    at = lambda z: (-(z**2).sum(axis=-1) / 2, -z)  # noqa: E731
+    hmc = pilot.HMCChains(at)
+    hmc.restart((1.5, 2), start, tf.constant([0, 2]))
+    draws = hmc.draw(3, 1)
+    moved = np.any(draws[1] != draws[0], axis=-1).mean()
+    assert 0.3 < moved < 0.95
+    for z in draws:
+        assert np.abs((z**2).mean(axis=0) - 1).max() < 5.2 * np.sqrt(2 / chains)
+    hmc.restart((1.5, 2), start, tf.constant([0, 2]))
+    hmc._at = lambda z: (0 * z[:, 0], -z)  # the test then sees no energy of z
+    wrong = hmc.draw(3, 1)[-1]
+    assert np.abs((wrong**2).mean(axis=0) - 1).max() > 5.2 * np.sqrt(2 / chains)
+
+
+def test_states_without_a_density_are_left_or_told() -> None:
+    """A chain that begins outside of the support comes in by its first finite proposal."""
+
+    def at(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        inside = z[:, 0] > 0
+        return np.where(inside, -(z**2).sum(axis=-1) / 2, -np.inf), -z
+
+    hmc = pilot.HMCChains(at)
+    hmc.restart((0.5, 3), tf.constant([[-1.0], [1.0]]), tf.constant([0, 1]))
+    assert hmc.burn_in(50)
+    assert (hmc.draw(50, 1) > 0).all() and hmc.draw(1, 1).dtype == np.float32
+    hmc = pilot.HMCChains(lambda z: (np.full(len(z), np.nan), z))
+    hmc.restart((0.5, 3), tf.constant([[-1.0], [1.0]]), tf.constant([0, 1]))
+    assert not hmc.burn_in(5)
+
+
+def test_hmc_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pilots in two coordinates, and the runs after them, share one program.
+
+    Draws are the model's parameters. The density of a run's steps is that of its kernel's target,
+    Jacobian included.
+    """
+    traces = []
+
+    class Counted(pilot.Loop):
+        def _steps(self, *args: Any) -> Any:
+            traces.append(args)
+            return super()._steps(*args)
+
+    monkeypatch.setattr(pilot, "Loop", Counted)
+    target, like, results = normal_target(), tf.zeros([2], tf.float64), []
+    found = whiten_at_mode(target, like)
+    z = np.random.default_rng(0).normal(size=[100, 4, 2]) * [1.0, 1.1]
+    for number, at in enumerate((found, whiten_by_covariance(target, found, z))):
+        runs = pilot.PilotRuns(4, 2, tf.float64, tf.constant([0, number]), jit_compile=False)
+        prepared = hamiltonian.TimedHMC(target, at, runs)(500)
+        options = {"num_chains": None, "trace_fn": None, "jit_compile": False, "run": None}
+        options |= {"progress_bar": False, "checkpoint_seconds": 60.0, "preflight_check": False}
+        run = run_kernel(
+            prepared.kernel,
+            prepared.choices.first_state,
+            StepPlan(500, 0, 1 + number),
+            seed=tf.constant([1, number]),
+            view=prepared.bijector.forward,
+            make_loop=lambda *_, loop=prepared.loop, **__: loop,
+            **options,
+        )
+        assert len(traces) == 1 and run.states.shape == (500, 4, 2)
+        z = prepared.bijector.inverse(tf.constant(run.states[-1]))
+        found_log_prob = run.final_kernel_results.accepted_results.target_log_prob
+        expected = prepared.kernel.target_log_prob_fn(z)
+        np.testing.assert_allclose(found_log_prob, expected, rtol=1e-6)
+        results.append(run.states)
+    draws = np.concatenate(results).reshape(-1, 2)
+    # About 3,000 independent draws; false alarms: 1e-6.
+    assert np.abs((draws.mean(axis=0) - [3.0, 40.0]) / [1.0, 10.0]).max() < 0.1
 
 
 @pytest.mark.parametrize(("scale", "expected"), [(10.0, 300), (25.0, 700), (60.0, 1000)])

@@ -23,7 +23,7 @@ from tests.sampling.runs import (
     state,
     trace,
 )
-from tfp_sgmcmc.sampling import run, steps
+from tfp_sgmcmc.sampling import loop, run, steps
 from tfp_sgmcmc.storage import checkpoint, npz, tolerant_equality, zarr_store
 from tfp_sgmcmc.storage.directory import RunDirectory
 
@@ -115,7 +115,7 @@ def test_a_run_that_failed_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, walk_in_memory: Any, place: str
 ) -> None:
     owner, name = {
-        "loop": (run.Loop, "__call__"),
+        "loop": (loop.Loop, "__call__"),
         "append": (RunDirectory, "append"),
         "write": (zarr_store.DrawStore, "_write"),
         "commit": (run.RunDirectory, "commit"),

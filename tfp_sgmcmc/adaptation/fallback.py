@@ -24,6 +24,7 @@ from tfp_sgmcmc.adaptation.pilot import (
     gradients_of,
     seconds_of_second,
 )
+from tfp_sgmcmc.adaptation.pilot_steps import Affine
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.adaptation.typical_set import TypicalStarts, far_above, typical_starts
 from tfp_sgmcmc.diagnostics.vector_functions import (
@@ -192,11 +193,10 @@ def _nuts(
     seconds: float,
 ) -> PreparedKernel:
     """Returns NUTS on all data, started anew: no use is made of the mode that failed."""
-    dtype = tf.nest.flatten(pilot.center)[0].dtype
     is_dense = pilot.covariance.ndim == 2
     hessian = -inverse(pilot.covariance) if is_dense else -1 / pilot.covariance
     root = root_of_inverse(-hessian) if is_dense else np.sqrt(pilot.covariance)
-    values = flatten_events(pilot.center, 0), tf.constant(root, dtype)
+    affine = Affine(flatten_events(pilot.center, 0).numpy(), root)
     target, bijector = standardize(
         problem.with_minibatches(problem.num_examples), pilot.center, hessian
     )
@@ -232,7 +232,7 @@ def _nuts(
         (_caveat(reason) if hierarchy is None else _untrusted(hierarchy),),
         most_results=max(1, int(_MOST_SECONDS / pilot.seconds_per_draw)),
         remedy=remedy,
-        loop=pilot.loop.with_values(values),
+        loop=pilot.chains.steps_of_run(affine),
     )
 
 

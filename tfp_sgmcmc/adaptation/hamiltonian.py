@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,17 +22,17 @@ from tfp_sgmcmc.adaptation.pilot import (
     gradients_of,
     seconds_of_second,
 )
+from tfp_sgmcmc.adaptation.pilot_steps import Affine, PilotSteps, log_prob_of_z
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, prepare_kernel, trace_divergences
 from tfp_sgmcmc.adaptation.typical_set import TypicalStarts
 from tfp_sgmcmc.diagnostics.vector_functions import (
     value_and_gradient_of_vectors,
     value_and_gradient_of_z,
 )
-from tfp_sgmcmc.internal.nest import State, unflatten_events
-from tfp_sgmcmc.sampling.loop import FiniteCheck, Loop, Position, start_of
+from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.sampling.loop import Loop, Position, start_of
 from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb
 from tfp_sgmcmc.targets.base import kept_program
-from tfp_sgmcmc.targets.laplace.laplace import parameters_bijector
 
 _NAME = "HamiltonianMonteCarlo"
 _STRIDE = 2  # steps of HMC between nearly independent draws
@@ -99,47 +98,61 @@ class TimedHMC:
 
     def __init__(self, problem: MinibatchLogProb, found: Coordinates, runs: PilotRuns):
         self._problem, self._found, self._runs = problem, found, runs
-        self._settings = leapfrog(runs.dim)
+        self._first, self._is_affine = leapfrog(runs.dim), found.factor is not None
+        keeper = problem if self._is_affine else found.target
+        self._compiled = kept_program(keeper, _NAME, found.center, dict[bool, PilotChains])
 
     @property
     def seconds(self) -> float:
         """The time of a nearly independent draw of each chain, in a compiled program."""
-        self._compiled_chains()
+        self._runs.time_steps(_NAME, self._compiled_chains(), self._settings(*self._first))
         return _STRIDE * self._runs.milliseconds[_NAME] / 1e3
 
-    def _compiled_chains(self) -> PilotChains:
-        target = self._found.target
-        return self._runs.timed_chains(
-            _NAME,
-            lambda x: tfp.mcmc.HamiltonianMonteCarlo(target, x[0], tf.cast(x[1], tf.int32)),
-            self._settings,
-            target,
-        )
+    def _settings(self, step: float, count: int) -> tuple[float, int, Affine | None]:
+        if not self._is_affine:
+            return step, count, None
+        flat = flatten_events(self._found.center, 0).numpy().astype(np.float64)
+        return step, count, Affine(flat, self._found.factor)
 
-    def _chains(self) -> tuple[Chains, Callable[[np.ndarray, tf.Tensor], np.ndarray]]:
-        """Returns chains in NumPy, or of the compiled program if it was timed, and gradients."""
-        found, runs = self._found, self._runs
-        if _NAME in runs.milliseconds or found.factor is None:
-            target = FullDataLogProb(found.target)
-            return self._compiled_chains(), Gradients(target, runs.jit_compile)
-        at = value_and_gradient_of_z(self._problem, found.center, found.factor, runs.jit_compile)
-        z = np.zeros([runs.num_chains, runs.dim])
-        runs.milliseconds["gradient of all data"] = 1e3 * seconds_of_second(lambda: at(z))
-        return HMCChains(at), gradients_of(at)
+    def _compiled_chains(self) -> PilotChains:
+        """Returns chains of a program that serves all coordinates with a factor."""
+        problem, found, jit_compile = self._problem, self._found, self._runs.jit_compile
+
+        def kernel(settings: tuple[tf.Tensor, tf.Tensor, Affine | None]) -> Any:
+            step, count, affine = settings
+            log_prob_fn: Any = found.target
+            if affine is not None:
+                log_prob_fn = log_prob_of_z(problem, found.center, affine)
+            return tfp.mcmc.HamiltonianMonteCarlo(log_prob_fn, step, tf.cast(count, tf.int32))
+
+        if jit_compile not in self._compiled:
+            self._compiled[jit_compile] = PilotChains(kernel, jit_compile)
+        return self._compiled[jit_compile]
 
     def __call__(self, num_results: int) -> PreparedKernel:
         """Returns HMC with an accepted step, if needed in coordinates of a pilot's draws.
 
+        Nothing is compiled for a first pilot that fails.
+
         Raises:
           NotNearGaussian: no step is accepted, or draws wander.
         """
-        found, runs, (h, count) = self._found, self._runs, self._settings
-        chains, gradients = self._chains()
+        found, runs, (h, count) = self._found, self._runs, self._first
+        gradients: Any = Gradients(FullDataLogProb(found.target), runs.jit_compile)
+        chains: Chains
+        if found.factor is not None:
+            of_z = found.center, found.factor, runs.jit_compile
+            at = value_and_gradient_of_z(self._problem, *of_z)
+            chains, gradients = HMCChains(at), gradients_of(at)
+            z = np.zeros([runs.num_chains, runs.dim])
+            runs.milliseconds["gradient of all data"] = 1e3 * seconds_of_second(lambda: at(z))
+        if runs.jit_compile in self._compiled or not self._is_affine:
+            chains = self._compiled_chains()
         least = max(50, math.ceil(_LEAST_DRAWS / runs.num_chains))
         num_draws = int(np.clip(num_results // 2, least, _PILOT_DRAWS))
         pilot, accepted = None, 0.0
         for _ in range(_MOST_PILOTS):
-            pilot = runs.pilot(chains, gradients, (h, count), 1, num_draws)
+            pilot = runs.pilot(chains, gradients, self._settings(h, count), 1, num_draws)
             if pilot is not None:
                 accepted = float(np.mean(np.any(pilot.z[1:] != pilot.z[:-1], axis=-1)))
                 if accepted >= _LEAST_ACCEPTED:
@@ -150,14 +163,20 @@ class TimedHMC:
             raise NotNearGaussian("HMC in the coordinates of the mode is hardly ever accepted")
         if pilot.wanders:
             raise NotNearGaussian(pilot.wandering)
-        poor = not pilot.fits or h < self._settings[0]  # a normal would have accepted the first h
-        if found.factor is not None and found.kind != "covariance" and poor:
+        compiled, settings = self._compiled_chains(), self._settings(h, count)
+        poor = not pilot.fits or h < self._first[0]  # a normal would have accepted the first h
+        if self._is_affine and found.kind != "covariance" and poor:
             more = min(num_results // 2, _DRAWS_PER_ENTRY * runs.dim // pilot.z.shape[1])
             if more > num_draws:
-                longer = runs.pilot(chains, gradients, (h, count), 1, more)
+                longer = runs.pilot(compiled, gradients, settings, 1, more)
                 pilot = pilot if longer is None else longer
             recentred = whiten_by_covariance(self._problem, found, pilot.z)
             return TimedHMC(self._problem, recentred, runs)(num_results)
+        steps = None
+        if self._is_affine:
+            runs.restart(compiled, settings)
+            given = compiled.loop, compiled.settings, compiled.settings[2]
+            steps = PilotSteps(self._problem, found.center, *given)
         arguments = {"step_size": h, "num_leapfrog_steps": count}
         line = (
             f"All {found.target.num_examples} examples are used in every step, and a Metropolis "
@@ -175,6 +194,7 @@ class TimedHMC:
             arguments=arguments,
             batch_size=None,
             stride=1,
+            loop=steps,
         )
 
 
@@ -188,7 +208,7 @@ class NUTSPilot(NamedTuple):
       start: the last z of all chains, `[chains, D]`.
       draws: flat draws of the last window, `[draws, D]`.
       seconds_per_draw: seconds of a draw of all chains.
-      loop: the compiled steps, in these coordinates, whose draws are the model's parameters.
+      chains: the compiled chains.
     """
 
     center: State
@@ -197,7 +217,7 @@ class NUTSPilot(NamedTuple):
     start: np.ndarray
     draws: np.ndarray
     seconds_per_draw: float
-    loop: FixedSteps
+    chains: _Chains
 
 
 def run_nuts_pilot(
@@ -250,7 +270,7 @@ def run_nuts_pilot(
         chains.z.astype(dtype.as_numpy_dtype),
         theta.reshape(-1, dim),
         seconds,
-        chains.fixed_steps(),
+        chains,
     )
 
 
@@ -276,7 +296,6 @@ class _Chains:
         jit_compile: bool,
     ):
         self._problem, self._like, self._is_dense = problem, like, is_dense
-        self._view = parameters_bijector(problem.bijector, like)
         self._dtype = tf.nest.flatten(like)[0].dtype
         self._name = f"NUTS of {num_chains} chains, jit_compile={jit_compile}"
         self._jit_compile = jit_compile
@@ -300,24 +319,20 @@ class _Chains:
         """
         root, off = _root(covariance), (states - shift).T
         z = np.linalg.solve(root, off).T if root.ndim == 2 else off.T / root
-        self._shift, self._root = shift, root
         root = np.diag(root) if self._is_dense and root.ndim == 1 else root
-        values = tuple(tf.constant(x, self._dtype) for x in (shift, root))
+        self._affine = Affine(shift, root)
+        values = self._affine.tensors(self._dtype)
 
         def make() -> tuple[Loop, Position]:
             start = start_of(self._kernel(values), tf.constant(z, self._dtype))
-            return Loop(
-                self._kernel, _trace, start, self._jit_compile, _SLOTS, self._viewed, values=values
-            ), start
+            options = self._jit_compile, _SLOTS
+            return Loop(self._kernel, _trace, start, *options, values=values), start
 
         loop, first = kept_program(self._problem, self._name, self._like, make)
         self._loop = loop.with_values(values)
-        scales = np.diag(root) if self._is_dense else root
-        value, slopes = self._of_vectors(shift + (z @ root.T if self._is_dense else z * root))
-        slopes = slopes @ root if self._is_dense else slopes * root
-        value, slopes, z, step = (
-            tf.constant(x, self._dtype) for x in (value + np.log(scales).sum(), slopes, z, step)
-        )
+        value, slopes = self._of_vectors(self._affine.moved(z))
+        value, slopes = value + self._affine.log_det().numpy(), self._affine.gradient(slopes)
+        value, slopes, z, step = (tf.constant(x, self._dtype) for x in (value, slopes, z, step))
         density = {"target_log_prob": value, "grads_target_log_prob": [slopes]}
         start = first.results._replace(
             inner_results=first.results.inner_results._replace(**density),
@@ -337,78 +352,51 @@ class _Chains:
             rows = min(_SLOTS, num_draws - first)
             self._position, kept, health = self._loop(self._position, rows, 1, 1, seed)
             all_good &= health.is_good
-            found.append(kept[1].z[:rows])
-        if not all_good:
-            return None
-        z = np.concatenate(found).astype(np.float64)
-        return self._shift + (z @ self._root.T if self._root.ndim == 2 else z * self._root)
+            found.append(kept[0][:rows])
+        return self._affine.moved(np.concatenate(found).astype(np.float64)) if all_good else None
 
-    def fixed_steps(self) -> FixedSteps:
-        """Returns the program for a run."""
-        return FixedSteps(self._loop, self._position.results)
+    def steps_of_run(self, affine: Affine) -> PilotSteps:
+        """Returns the program for a run in these coordinates."""
+        values, adapted = affine.tensors(self._dtype), self._position.results
+        return _NUTSSteps(self._problem, self._like, self._loop, values, values, adapted)
 
-    def _moved(self, z: tf.Tensor, values: tuple[tf.Tensor, tf.Tensor]) -> State:
-        shift, root = values
-        moved = tf.linalg.matvec(root, z) if self._is_dense else root * z
-        return unflatten_events(shift + moved, self._like, 0)
-
-    def _viewed(self, z: tf.Tensor, values: tuple[tf.Tensor, tf.Tensor]) -> Any:
-        return self._view.forward(self._moved(z, values))
-
-    def _kernel(self, values: tuple[tf.Tensor, tf.Tensor]) -> tfp.mcmc.TransitionKernel:
-        scales = tf.linalg.diag_part(values[1]) if self._is_dense else values[1]
-        log_det = tf.reduce_sum(tf.math.log(scales))  # as in the target of z of the run
-        nuts = tfp.mcmc.NoUTurnSampler(
-            lambda z: self._problem(self._moved(z, values)) + log_det,
-            tf.ones([], self._dtype),
-            MAX_TREE_DEPTH,
-        )
+    def _kernel(self, affine: Affine) -> tfp.mcmc.TransitionKernel:
+        log_prob_fn = log_prob_of_z(self._problem, self._like, affine)
+        nuts = tfp.mcmc.NoUTurnSampler(log_prob_fn, tf.ones([], self._dtype), MAX_TREE_DEPTH)
         return tfp.mcmc.DualAveragingStepSizeAdaptation(nuts, _ALWAYS, _ACCEPTANCE)
 
 
-class _Trace(NamedTuple):
-    """The trace of a pilot: z of all chains, and the trace and the step size of a run."""
-
-    z: Any
-    of_run: Any
-    step_size: Any
-
-
-def _trace(z: tf.Tensor, results: Any) -> _Trace:
+def _trace(z: tf.Tensor, results: Any) -> tuple[Any, tf.Tensor]:
     inner = results.inner_results
-    return _Trace(z, trace_divergences(z, inner), inner.step_size)
+    return trace_divergences(z, inner), inner.step_size
 
 
-class FixedSteps:
-    """The compiled steps of a pilot as the `Loop` of a run, whose step size stays as it is.
+class _NUTSSteps(PilotSteps):
+    """A pilot's steps of NUTS without their adaptation.
 
     Args:
-      loop: the pilot's steps.
-      adapted: any results of theirs.
+      given: as for `PilotSteps`, and any results of the pilot's kernel.
     """
 
-    def __init__(self, loop: Loop, adapted: Any):
-        self._loop, self._adapted, self.slots = loop, adapted, loop.slots
-        self.kept = self._without_z(loop.kept)
+    def __init__(self, *given: Any):
+        *of_steps, self._adapted = given
+        super().__init__(*of_steps)
 
-    def with_values(self, values: Any) -> FixedSteps:
-        return FixedSteps(self._loop.with_values(values), self._adapted)
-
-    def __call__(self, position: Position, *given: Any) -> tuple[Position, Any, FiniteCheck]:
+    def to_pilot(self, position: Position) -> Position:
         results = self._adapted._replace(
             inner_results=position.results,
             new_step_size=position.results.step_size,
             step=tf.constant(1),
-            num_adaptation_steps=tf.constant(0),
+            num_adaptation_steps=tf.constant(0),  # before this step, so that no more follow
         )
-        position, kept, health = self._loop(position._replace(results=results), *given)
-        position = position._replace(results=position.results.inner_results)
-        return position, self._without_z(kept), health
+        return position._replace(results=results)
 
-    @staticmethod
-    def _without_z(kept: Any) -> tuple[Any, Any, Any]:
-        states, trace, _ = kept
-        return states, trace.of_run, trace.step_size
+    def from_pilot(self, position: Position) -> Position:
+        return position._replace(results=position.results.inner_results)
+
+    def of_run(self, kept: Any) -> Any:
+        z, (trace, step_size), _ = kept
+        return z, trace, step_size
 
 
 def _shrunk(draws: np.ndarray) -> np.ndarray:

@@ -58,6 +58,9 @@ class PilotChains:
 
     It begins with `restart`.
 
+    Attributes:
+      settings: those of the last restart, as tensors.
+
     Args:
       kernel_fn: settings, a nest of tensors such as the step size -> kernel.
       jit_compile: whether XLA compiles the steps.
@@ -75,11 +78,12 @@ class PilotChains:
           seed: the seed of all steps.
         """
         self._seed = seed
-        self._settings = tf.nest.map_structure(lambda x: tf.constant(x, start.dtype), settings)
-        self.position = start_of(self._kernel_fn(self._settings), start)
+        self.settings = tf.nest.map_structure(lambda x: tf.constant(x, start.dtype), settings)
+        self.position = start_of(self._kernel_fn(self.settings), start)
 
     @functools.cached_property
-    def _loop(self) -> Loop:
+    def loop(self) -> Loop:
+        """The compiled steps."""
         return Loop(self._kernel_fn, None, self.position, self._jit_compile)
 
     def seconds_per_step(self) -> float:
@@ -114,7 +118,7 @@ class PilotChains:
         """Returns draws `[num_draws, chains, D]`, or None if a chain became NaN or infinite."""
         parts = []
         while num_draws > 0:
-            rows = min(num_draws, self._loop.slots)
+            rows = min(num_draws, self.loop.slots)
             self.position, kept, good = self._advance(self.position, rows, stride)
             if not good:
                 return None
@@ -124,8 +128,8 @@ class PilotChains:
 
     def _advance(self, position: Position, rows: int, stride: int) -> tuple[Any, np.ndarray, bool]:
         step = tf.constant(stride, tf.int64)
-        given = position, rows, stride, step, self._seed, self._settings
-        position, kept, health = self._loop(*given)
+        given = position, rows, stride, step, self._seed, self.settings
+        position, kept, health = self.loop(*given)
         return position, kept[0], health.is_good
 
 
@@ -141,9 +145,9 @@ class HMCChains:
     def __init__(self, at: ValuesAndGradients):
         self._at = at
 
-    def restart(self, settings: tuple[float, int], start: tf.Tensor, seed: tf.Tensor) -> None:
-        """Puts all chains at a start, with a step size and a number of leapfrog steps."""
-        self._step, self._count = settings
+    def restart(self, settings: Any, start: tf.Tensor, seed: tf.Tensor) -> None:
+        """Puts all chains at a start; settings begin with the step size and the number of steps."""
+        self._step, self._count, *_ = settings
         self._rng = np.random.default_rng(seed.numpy().astype(np.uint32))
         self._dtype, self._z = start.dtype.as_numpy_dtype, start.numpy().astype(np.float64)
         self._value, self._slope = self._at(self._z)
@@ -385,9 +389,17 @@ class PilotRuns:
             self._start,
             lambda: PilotChains(kernel_fn, self.jit_compile),
         )
-        chains.restart(settings, self._start, self._seed)
-        self.milliseconds[name] = 1e3 * chains.seconds_per_step()
+        self.time_steps(name, chains, settings)
         return chains
+
+    def time_steps(self, name: str, chains: PilotChains, settings: Any) -> None:
+        """Puts chains at the starts, and notes the time of a step under a name."""
+        self.restart(chains, settings)
+        self.milliseconds[name] = 1e3 * chains.seconds_per_step()
+
+    def restart(self, chains: PilotChains, settings: Any) -> None:
+        """Puts chains at the starts."""
+        chains.restart(settings, self._start, self._seed)
 
     def pilot(
         self,

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.adaptation.coordinates import Coordinates
 from tfp_sgmcmc.adaptation.pilot import PilotDraws, PilotRuns
+from tfp_sgmcmc.adaptation.pilot_steps import PilotSteps
 from tfp_sgmcmc.diagnostics.certificate import Certificate
 from tfp_sgmcmc.internal.tables import Table, as_html, code_block
 from tfp_sgmcmc.sampling.result import Flag
@@ -182,7 +183,7 @@ class PreparedKernel:
       certify: compares draws of the parameters, `[draws, chains, event...]`, with weighted draws;
         None where that would take long.
       remedy: what to do if chains disagree; None if the cause is not known.
-      loop: compiled steps of the kernel, as of a `Loop`, if a pilot made them.
+      loop: compiled steps of the kernel, if a pilot made them.
     """
 
     kernel: Any
@@ -195,7 +196,7 @@ class PreparedKernel:
     most_results: int | None = None
     certify: Callable[[Any], Certificate] | None = None
     remedy: str | None = None
-    loop: Any = None
+    loop: PilotSteps | None = None
 
     @property
     def is_noisy(self) -> bool:
@@ -243,6 +244,7 @@ def prepare_kernel(
     *,
     stride: int,
     noise: RemainderCovariance | None = None,
+    loop: PilotSteps | None = None,
     **settings: Any,
 ) -> PreparedKernel:
     """Returns a kernel whose pilot was sound, with all settings and their explanation."""
@@ -279,4 +281,6 @@ def prepare_kernel(
         f"posterior's variance, by its gradients, and {fit.radius:.2f} of the variance that "
         "these coordinates predict (1 for Laplace's approximation).",
     ]
-    return PreparedKernel(kernel, found.bijector, gradients, choices, tuple(lines), noise=noise)
+    return PreparedKernel(
+        kernel, found.bijector, gradients, choices, tuple(lines), noise=noise, loop=loop
+    )

@@ -24,7 +24,6 @@ from tfp_sgmcmc.kernels.base import StochasticGradientKernel, check_kernel
 from tfp_sgmcmc.kernels.independent_metropolis import IndependentMetropolis
 from tfp_sgmcmc.sampling.independent_loop import IndependentLoop
 from tfp_sgmcmc.sampling.loop import (
-    Loop,
     Position,
     chain_shape_of,
     log_prob_of,
@@ -264,7 +263,7 @@ def run_kernel(
     preflight_check: bool,
     view: Callable[[Any], Any] | None = None,
     hooks: ProgressHooks | None = None,
-    make_loop: Callable[..., Loop] | None = None,
+    make_loop: Callable[..., Any] | None = None,
     chain_shape: tuple[int, ...] = (),
     workers: ProcessGroup | None = None,
     on_disk: bool = False,
@@ -277,8 +276,8 @@ def run_kernel(
       view: a function of the state whose value is kept as the draw, with the leading axes of the
         state; None keeps the state itself.
       hooks: replacements for the progress bar and Ctrl-C.
-      make_loop: may return a loop that was compiled for another run. None takes the one that the
-        kernel keeps.
+      make_loop: may return a `Loop` that was compiled for another run, or another callable with its
+        attributes. None takes the one that the kernel keeps.
       chain_shape: the shape of the chains, for a kernel whose results do not show it.
       workers: the workers that make this call together. Worker 0 alone has the `run`.
       on_disk: whether worker 0 has a `run`.

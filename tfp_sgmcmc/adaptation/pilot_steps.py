@@ -1,0 +1,129 @@
+"""Compiled steps in coordinates that are arguments of a program, for pilots and the run after them.
+
+A program is kept with its target, so that pilots in other coordinates, the run and later runs do
+not compile another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.internal.nest import State, unflatten_events
+from tfp_sgmcmc.internal.xla import by_blocks, traced
+from tfp_sgmcmc.sampling.loop import FiniteCheck, Loop, Position
+from tfp_sgmcmc.targets import MinibatchLogProb
+from tfp_sgmcmc.targets.base import kept_program
+from tfp_sgmcmc.targets.laplace.laplace import parameters_bijector
+
+_ROWS = 200  # states whose parameters are computed at once
+
+
+class Affine(NamedTuple):
+    """Coordinates z of flat states: shift + root z.
+
+    Attributes:
+      shift: `[D]`.
+      root: `[D, D]`, or the diagonal of such a matrix.
+    """
+
+    shift: Any
+    root: Any
+
+    @property
+    def is_dense(self) -> bool:
+        return len(self.root.shape) == 2
+
+    def moved(self, z: Any) -> Any:
+        """Returns flat states, of z `[..., D]`."""
+        if tf.is_tensor(z):
+            return self.shift + (tf.linalg.matvec(self.root, z) if self.is_dense else self.root * z)
+        return self.shift + (z @ self.root.T if self.is_dense else z * self.root)
+
+    def gradient(self, slopes: np.ndarray) -> np.ndarray:
+        """Returns the gradients with respect to z, of those with respect to states `[..., D]`."""
+        return slopes @ self.root if self.is_dense else slopes * self.root
+
+    def log_det(self) -> Any:
+        """Returns the logarithm of the determinant of a triangular root."""
+        return tf.reduce_sum(
+            tf.math.log(tf.linalg.diag_part(self.root) if self.is_dense else self.root)
+        )
+
+    def tensors(self, dtype: tf.DType) -> Affine:
+        return Affine(tf.constant(self.shift, dtype), tf.constant(self.root, dtype))
+
+
+def log_prob_of_z(
+    problem: MinibatchLogProb, like: State, affine: Affine
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns the log posterior of z, Jacobian included."""
+    log_det = affine.log_det()
+    return lambda z: problem(unflatten_events(affine.moved(z), like, 0)) + log_det
+
+
+class PilotSteps:
+    """A pilot's compiled steps of z as the `Loop` of a run, which keeps the model's parameters.
+
+    Args:
+      problem: the target.
+      like: one unconstrained state.
+      loop: the pilot's steps.
+      values: the arguments of its program in the run.
+      affine: the coordinates among them, as tensors.
+    """
+
+    def __init__(
+        self, problem: MinibatchLogProb, like: State, loop: Loop, values: Any, affine: Affine
+    ):
+        self._loop, self.slots = loop.with_values(values), loop.slots
+        self._affine, bijector = affine, parameters_bijector(problem.bijector, like)
+
+        def parameters(z: tf.Tensor, affine: Affine) -> Any:
+            return bijector.forward(unflatten_events(affine.moved(z), like, 0))
+
+        self._parameters = kept_program(
+            problem, "parameters of z", like, lambda: traced(parameters)
+        )
+        state, trace, size = self.of_run(loop.kept)
+        found = self._parameters(tf.zeros([_ROWS, state.shape[-1]], state.dtype), affine)
+        lead = state.shape[:-1]
+        self.kept = (
+            tf.nest.map_structure(lambda x: tf.TensorSpec(lead + x.shape[1:], x.dtype), found),
+            trace,
+            size,
+        )
+
+    def __call__(
+        self, position: Position, rows: int, first: int, stride: int, seed: Any
+    ) -> tuple[Position, Any, FiniteCheck]:
+        given = rows, first, tf.constant(stride, tf.int64), seed
+        position, kept, health = self._loop(self.to_pilot(position), *given)
+        z, trace, size = self.of_run(kept)
+        return self.from_pilot(position), (self._states(z[: max(rows, 1)]), trace, size), health
+
+    def _states(self, z: np.ndarray) -> Any:
+        """Returns parameters by blocks of one size, for which one program is enough."""
+        found = by_blocks(
+            lambda block: tf.nest.flatten(self._parameters(block, self._affine)),
+            z.reshape(-1, z.shape[-1]),
+            _ROWS,
+            z.dtype,
+        )
+        found = [x.reshape(z.shape[:-1] + x.shape[1:]) for x in found]
+        return tf.nest.pack_sequence_as(self.kept[0], found)
+
+    def to_pilot(self, position: Position) -> Position:
+        """Returns a run's position as one of the pilot."""
+        return position
+
+    def from_pilot(self, position: Position) -> Position:
+        """Returns a pilot's position as one of the run."""
+        return position
+
+    def of_run(self, kept: Any) -> Any:
+        """Returns the state, the trace and the step size among what the pilot keeps."""
+        return kept
