@@ -11,15 +11,15 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.fast_settings import fast_settings
-from tfp_sgmcmc.adaptation import fallback, hamiltonian
+from tfp_sgmcmc.adaptation import fallback, nuts_pilot
 from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode
-from tfp_sgmcmc.adaptation.hamiltonian import run_nuts_pilot
 from tfp_sgmcmc.adaptation.hierarchies.centered_hierarchy import (
     find_centered_hierarchy,
     hierarchy_around,
 )
 from tfp_sgmcmc.adaptation.hierarchies.noncentering import noncentered
 from tfp_sgmcmc.adaptation.hierarchies.prior_scale import NotNearGaussian
+from tfp_sgmcmc.adaptation.nuts_pilot import run_nuts_pilot
 from tfp_sgmcmc.adaptation.target_arguments import as_problem
 from tfp_sgmcmc.adaptation.typical_set import typical_starts
 from tfp_sgmcmc.sampling.run import run_kernel
@@ -266,15 +266,15 @@ def test_nuts_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     traces = []
 
-    class Counted(hamiltonian.Loop):
+    class Counted(nuts_pilot.Loop):
         def _steps(self, *args: Any) -> Any:
             traces.append(args)
             return super()._steps(*args)
 
-    monkeypatch.setattr(hamiltonian, "Loop", Counted)
-    monkeypatch.setattr(hamiltonian, "_WINDOWS", (2, 5, 2, 10, 10))
-    monkeypatch.setattr(hamiltonian, "_ADAPTATION_STEPS", 5)
-    monkeypatch.setattr(hamiltonian, "_FINAL_STEPS", 10)
+    monkeypatch.setattr(nuts_pilot, "Loop", Counted)
+    monkeypatch.setattr(nuts_pilot, "_WINDOWS", (2, 5, 2, 10, 10))
+    monkeypatch.setattr(nuts_pilot, "_ADAPTATION_STEPS", 5)
+    monkeypatch.setattr(nuts_pilot, "_FINAL_STEPS", 10)
     deviation = np.array([1.0, 10.0])
 
     def log_prob(x: tf.Tensor) -> tf.Tensor:
@@ -314,7 +314,7 @@ def test_the_step_is_adapted_to_the_acceptance(first: float) -> None:
         lambda x: -tf.reduce_sum(x**2, axis=-1) / 2, lambda x, b: 0 * x[..., :1] * b, np.ones(1)
     )
     seed, states = tf.constant([0, 1]), np.zeros([4, 10])
-    chains = hamiltonian._Chains(target, tf.zeros([10], tf.float64), True, 4, False)
+    chains = nuts_pilot._Chains(target, tf.zeros([10], tf.float64), True, 4, False)
     chains.restart(np.zeros(10), np.ones(10), states, first)
     chains.adapt(300, seed)
     assert 0.55 < chains.step_size < 0.8

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
-from tfp_sgmcmc.adaptation import hamiltonian, langevin, pilot, settings_file
+from tfp_sgmcmc.adaptation import langevin, pilot, settings_file, timed_hmc
 from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode, whiten_by_covariance
 from tfp_sgmcmc.adaptation.langevin import BatchAndStep, LangevinSelector, excess_of
 from tfp_sgmcmc.sampling.run import run_kernel
@@ -79,12 +79,12 @@ def test_the_covariance_is_of_many_draws(
     ((1 + r) / (1 - r))^2, with r^2 = D / n: 1.8 for half of 4,000 draws, 3.7 for half of 800. By
     chance it varies by a few percent. The run also resumes: its target is the same when rebuilt.
     """
-    monkeypatch.setattr(hamiltonian, "_PILOT_DRAWS", 200)
-    monkeypatch.setattr(hamiltonian, "_DRAWS_PER_ENTRY", draws_per_entry)
+    monkeypatch.setattr(timed_hmc, "_PILOT_DRAWS", 200)
+    monkeypatch.setattr(timed_hmc, "_DRAWS_PER_ENTRY", draws_per_entry)
     problem = log_of_exponentials()
     found = whiten_at_mode(problem, tf.zeros([D]))
     runs = pilot.PilotRuns(4, D, tf.float32, sgmcmc.random.as_seed(0), jit_compile=True)
-    prepared = hamiltonian.TimedHMC(problem, found, runs)(NUM_RESULTS)
+    prepared = timed_hmc.TimedHMC(problem, found, runs)(NUM_RESULTS)
     assert prepared.choices.coordinates == "covariance"
     center = prepared.choices.center
     # Means of n draws with a standard deviation of 1.28. False alarms: 2e-6 for 40 entries.
@@ -173,7 +173,7 @@ def test_hmc_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     z = np.random.default_rng(0).normal(size=[100, 4, 2]) * [1.0, 1.1]
     for number, at in enumerate((found, whiten_by_covariance(target, found, z))):
         runs = pilot.PilotRuns(4, 2, tf.float64, tf.constant([0, number]), jit_compile=False)
-        prepared = hamiltonian.TimedHMC(target, at, runs)(500)
+        prepared = timed_hmc.TimedHMC(target, at, runs)(500)
         options = {"num_chains": None, "trace_fn": None, "jit_compile": False, "run": None}
         options |= {"progress_bar": False, "checkpoint_seconds": 60.0, "preflight_check": False}
         run = run_kernel(
@@ -235,14 +235,14 @@ def test_hmc_is_not_timed_where_its_gradients_alone_take_longer(
     of_gradient: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A draw of four chains in 25 dimensions takes two times three leapfrog steps of each."""
-    assert hamiltonian.least_seconds(25, 4, 0.1) == pytest.approx(0.5 * 2 * 3 * 4 * 0.1)
+    assert timed_hmc.least_seconds(25, 4, 0.1) == pytest.approx(0.5 * 2 * 3 * 4 * 0.1)
     made = []
 
-    def timed_hmc(*args: Any) -> Any:
+    def made_hmc(*args: Any) -> Any:
         made.append(args)
         return types.SimpleNamespace(seconds=0.125)
 
-    monkeypatch.setattr(langevin, "TimedHMC", timed_hmc)
+    monkeypatch.setattr(langevin, "TimedHMC", made_hmc)
     runs = types.SimpleNamespace(dim=25, num_chains=4, dropped=[])
     options = runs, sgmcmc.random.as_seed(0), of_gradient
     selector = LangevinSelector(None, None, *options)

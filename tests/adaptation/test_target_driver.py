@@ -27,7 +27,6 @@ from tfp_sgmcmc.adaptation import (
     target_driver,
 )
 from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode, whiten_by_covariance
-from tfp_sgmcmc.adaptation.hamiltonian import leapfrog
 from tfp_sgmcmc.adaptation.hierarchies.prior_scale import (
     ImproperError,
     NotNearGaussian,
@@ -52,6 +51,7 @@ from tfp_sgmcmc.adaptation.langevin import (
 )
 from tfp_sgmcmc.adaptation.pilot import Gradients, convergence, gradient_fit
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
+from tfp_sgmcmc.adaptation.timed_hmc import leapfrog
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.storage import npz
 from tfp_sgmcmc.targets.control_variates.control_variate import RemainderCovariance

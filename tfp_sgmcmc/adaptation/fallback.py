@@ -14,10 +14,10 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation.coordinates import standardize
-from tfp_sgmcmc.adaptation.hamiltonian import MAX_TREE_DEPTH, NUTSPilot, run_nuts_pilot
 from tfp_sgmcmc.adaptation.hierarchies import centered_hierarchy
 from tfp_sgmcmc.adaptation.hierarchies.noncentering import noncentered
 from tfp_sgmcmc.adaptation.hierarchies.prior_scale import NotNearGaussian
+from tfp_sgmcmc.adaptation.nuts_pilot import MAX_TREE_DEPTH, NUTSPilot, run_nuts_pilot
 from tfp_sgmcmc.adaptation.pilot import (
     Gradients,
     dispersed_starts,

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_at_mode, with_known_remedy
-from tfp_sgmcmc.adaptation.hamiltonian import TimedHMC
 from tfp_sgmcmc.adaptation.hierarchies.noncentering import repeats_prior
 from tfp_sgmcmc.adaptation.hierarchies.prior_scale import NotNearGaussian, prior_widths
 from tfp_sgmcmc.adaptation.independent_draws import independent_draws, mixture_draws
@@ -34,6 +33,7 @@ from tfp_sgmcmc.adaptation.mode_search import (
 from tfp_sgmcmc.adaptation.out_of_reach import Place, other_mode
 from tfp_sgmcmc.adaptation.pilot import PilotRuns
 from tfp_sgmcmc.adaptation.settings import PreparedKernel
+from tfp_sgmcmc.adaptation.timed_hmc import TimedHMC
 from tfp_sgmcmc.diagnostics.vector_functions import (
     LogProbs,
     ValuesAndGradients,

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_at_draws
-from tfp_sgmcmc.adaptation.hamiltonian import TimedHMC, least_seconds
 from tfp_sgmcmc.adaptation.hierarchies.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.pilot import Gradients, PilotChains, PilotDraws, PilotRuns
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, prepare_kernel
+from tfp_sgmcmc.adaptation.timed_hmc import TimedHMC, least_seconds
 from tfp_sgmcmc.diagnostics.convergence import rhat_text
 from tfp_sgmcmc.kernels import UnderdampedLangevin
 from tfp_sgmcmc.kernels.linear_theory import splitting_law

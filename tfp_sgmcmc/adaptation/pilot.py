@@ -81,6 +81,11 @@ class PilotChains:
         self.settings = tf.nest.map_structure(lambda x: tf.constant(x, start.dtype), settings)
         self.position = start_of(self._kernel_fn(self.settings), start)
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a step was taken, so that the next ones need no compilation."""
+        return "loop" in vars(self)
+
     @functools.cached_property
     def loop(self) -> Loop:
         """The compiled steps."""

@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_probability as tfp
 
+from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
 from tfp_sgmcmc.internal.nest import State, unflatten_events
 from tfp_sgmcmc.internal.xla import by_blocks, traced
-from tfp_sgmcmc.sampling.loop import FiniteCheck, Loop, Position
+from tfp_sgmcmc.sampling.loop import FiniteCheck, Loop, Position, start_of
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.base import kept_program
 from tfp_sgmcmc.targets.laplace.laplace import parameters_bijector
@@ -65,6 +67,43 @@ def log_prob_of_z(
     return lambda z: problem(unflatten_events(affine.moved(z), like, 0)) + log_det
 
 
+def start_with(
+    kernel_fn: Callable[[Callable[[tf.Tensor], tf.Tensor]], tfp.mcmc.TransitionKernel],
+    problem: MinibatchLogProb,
+    like: State,
+    affine: Affine,
+    z: np.ndarray,
+    jit_compile: bool,
+) -> Position:
+    """Returns the position before the first step, with densities of a program kept by the target.
+
+    To evaluate a target eagerly takes long where its prior or bijector is one.
+
+    Args:
+      kernel_fn: log posterior of z -> kernel.
+      problem: the target.
+      like: one unconstrained state.
+      affine: the coordinates.
+      z: of all chains, `[chains, D]`.
+      jit_compile: whether XLA compiles the density of a large target.
+    """
+    dtype = tf.nest.flatten(like)[0].dtype
+    start = start_of(kernel_fn(lambda z: tf.reduce_sum(z, axis=-1)), tf.constant(z, dtype))
+    evaluate = value_and_gradient_of_vectors(problem, like, jit_compile, in_blocks=False)
+    value, slopes = evaluate(affine.moved(z))
+    value = value + affine.log_det().numpy()
+    density = tf.constant(value, dtype), tf.constant(affine.gradient(slopes), dtype)
+    return start._replace(results=_with_density(start.results, *density))
+
+
+def _with_density(results: Any, log_prob: tf.Tensor, gradient: tf.Tensor) -> Any:
+    for name in ("inner_results", "accepted_results"):
+        if hasattr(results, name):
+            inner = _with_density(getattr(results, name), log_prob, gradient)
+            return results._replace(**{name: inner})
+    return results._replace(target_log_prob=log_prob, grads_target_log_prob=[gradient])
+
+
 class PilotSteps:
     """A pilot's compiled steps of z as the `Loop` of a run, which keeps the model's parameters.
 
@@ -74,11 +113,19 @@ class PilotSteps:
       loop: the pilot's steps.
       values: the arguments of its program in the run.
       affine: the coordinates among them, as tensors.
+      jit_compile: whether XLA compiles the density of a large target.
     """
 
     def __init__(
-        self, problem: MinibatchLogProb, like: State, loop: Loop, values: Any, affine: Affine
+        self,
+        problem: MinibatchLogProb,
+        like: State,
+        loop: Loop,
+        values: Any,
+        affine: Affine,
+        jit_compile: bool,
     ):
+        self._problem, self._like, self._jit_compile = problem, like, jit_compile
         self._loop, self.slots = loop.with_values(values), loop.slots
         self._affine, bijector = affine, parameters_bijector(problem.bijector, like)
 
@@ -95,6 +142,18 @@ class PilotSteps:
             tf.nest.map_structure(lambda x: tf.TensorSpec(lead + x.shape[1:], x.dtype), found),
             trace,
             size,
+        )
+
+    def start(self, kernel: tfp.mcmc.TransitionKernel, z: np.ndarray) -> Position:
+        """Returns the position of a run before its first step."""
+        affine = Affine(*(x.numpy().astype(np.float64) for x in self._affine))
+        return start_with(
+            lambda log_prob_fn: kernel.copy(target_log_prob_fn=log_prob_fn),
+            self._problem,
+            self._like,
+            affine,
+            np.asarray(z, np.float64),
+            self._jit_compile,
         )
 
     def __call__(

@@ -22,6 +22,7 @@ from tfp_sgmcmc.adaptation.out_of_reach import Place
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, settled
 from tfp_sgmcmc.adaptation.settings_file import FILE, describe_call, load, save, saved_jit_compile
 from tfp_sgmcmc.internal.nest import State
+from tfp_sgmcmc.sampling.loop import start_of
 from tfp_sgmcmc.sampling.result import Explanation, Flag, SampleResult
 from tfp_sgmcmc.sampling.run import run_kernel
 from tfp_sgmcmc.storage.directory import RunDirectory
@@ -234,6 +235,7 @@ def sample_target(
             preflight_check=False,
             view=prepared.bijector.forward,
             make_loop=None if loop is None else lambda *_, loop=loop, **__: loop,
+            start_fn=start_of if loop is None else loop.start,
         )
         found = check_draws(result, prepared, check_seed, goal, settings.problem)
         if not found.is_wrong or not result.is_complete or attempt == _MOST_RUNS:

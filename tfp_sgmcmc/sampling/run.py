@@ -264,6 +264,7 @@ def run_kernel(
     view: Callable[[Any], Any] | None = None,
     hooks: ProgressHooks | None = None,
     make_loop: Callable[..., Any] | None = None,
+    start_fn: Callable[[tfp.mcmc.TransitionKernel, Any], Position] = start_of,
     chain_shape: tuple[int, ...] = (),
     workers: ProcessGroup | None = None,
     on_disk: bool = False,
@@ -278,13 +279,14 @@ def run_kernel(
       hooks: replacements for the progress bar and Ctrl-C.
       make_loop: may return a `Loop` that was compiled for another run, or another callable with its
         attributes. None takes the one that the kernel keeps.
+      start_fn: kernel, initial state -> the position before the first step.
       chain_shape: the shape of the chains, for a kernel whose results do not show it.
       workers: the workers that make this call together. Worker 0 alone has the `run`.
       on_disk: whether worker 0 has a `run`.
     """
     workers, on_disk = workers or ProcessGroup(), on_disk or run is not None
     began = time.perf_counter()
-    position = workers.broadcast(start_of(kernel, repeat_chains(initial_state, num_chains)))
+    position = workers.broadcast(start_fn(kernel, repeat_chains(initial_state, num_chains)))
     target, replicas = target_of(kernel), workers.replicas
     if replicas is None and isinstance(kernel, IndependentMetropolis):
         loop: Any = IndependentLoop(kernel, trace_fn, position, jit_compile, view)
