@@ -12,8 +12,10 @@ import tensorflow as tf
 from tfp_sgmcmc.diagnostics.vector_functions import LogProbs
 from tfp_sgmcmc.diagnostics.weighted_sample import Proposal, WeightedSample
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
+from tfp_sgmcmc.internal.xla import by_blocks, traced
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.targets import MinibatchLogProb
+from tfp_sgmcmc.targets.base import kept_program
 from tfp_sgmcmc.targets.laplace.laplace import parameters_bijector
 
 _SCALES = (2.0, 4.0, 8.0, 16.0, 32.0)  # of wide draws, in deviations of the proposal
@@ -251,7 +253,7 @@ def place_beyond(
     base = sample.proposal.as_one()
 
     def corrected(x: np.ndarray, log_probs: np.ndarray) -> np.ndarray:
-        is_own = has_own_parameters(problem.bijector, center, base, x)
+        is_own = has_own_parameters(problem, center, base, x)
         if exact_fn is not None and is_own.any():
             log_probs = exact_fn(x)
         return np.where(is_own, log_probs, -np.inf)
@@ -269,7 +271,7 @@ def place_beyond(
 
 
 def has_own_parameters(
-    bijector: Any, center: State, proposal: Proposal, states: np.ndarray
+    problem: MinibatchLogProb, center: State, proposal: Proposal, states: np.ndarray
 ) -> np.ndarray:
     """Returns at which flat unconstrained states, `[S, D]`, the bijector can be inverted.
 
@@ -278,19 +280,25 @@ def has_own_parameters(
     The bijector counts as inverted where a standard normal density in the proposal's coordinates
     would change by at most about exp(1/2) between a state and the one that its parameters lead to.
     """
-    if bijector is None:
+    if problem.bijector is None:
         return np.ones([len(states)], bool)
-    to_parameters = parameters_bijector(bijector, center)
+    to_parameters = parameters_bijector(problem.bijector, center)
     dtype = tf.nest.flatten(center)[0].dtype
-    try:
-        parameters = to_parameters.forward(unflatten_events(tf.constant(states, dtype), center, 0))
+
+    def there_and_back(states: tf.Tensor) -> list[tf.Tensor]:
+        parameters = to_parameters.forward(unflatten_events(states, center, 0))
         # Copies, because bijectors remember what they have mapped.
         back = to_parameters.inverse(tf.nest.map_structure(tf.identity, parameters))
+        return [flatten_events(back, 1)]
+
+    try:
+        program = kept_program(problem, "there and back", center, lambda: traced(there_and_back))
+        (back,) = by_blocks(program, states, NUM_WIDE, dtype)
     except tf.errors.InvalidArgumentError:  # from a bijector that checks its arguments
         return np.ones([len(states)], bool)
     z = proposal.whitened(states)
     with np.errstate(invalid="ignore"):
-        moved = proposal.whitened(flatten_events(back, 1).numpy().astype(np.float64)) - z
+        moved = proposal.whitened(back.astype(np.float64)) - z
         change = np.linalg.norm(moved, axis=1) * np.maximum(1, np.linalg.norm(z, axis=1))
         return change < _CHANGE
 

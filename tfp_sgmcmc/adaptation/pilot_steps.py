@@ -164,6 +164,10 @@ class PilotSteps:
         z, trace, size = self.of_run(kept)
         return self.from_pilot(position), (self._states(z[: max(rows, 1)]), trace, size), health
 
+    def parameters(self, z: tf.Tensor) -> Any:
+        """Returns the parameters at z of all chains, `[chains, D]`."""
+        return tf.nest.map_structure(tf.constant, self._states(z.numpy()))
+
     def _states(self, z: np.ndarray) -> Any:
         """Returns parameters by blocks of one size, for which one program is enough."""
         found = by_blocks(

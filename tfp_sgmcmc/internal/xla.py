@@ -116,13 +116,20 @@ def traced(fn: Callable[..., Any], jit_compile: bool | None = None) -> Callable[
     """Returns `fn` as a graph for each signature, compiled by XLA if wanted.
 
     TensorFlow counts the traces of a function by its source line, and warns of many. A function
-    that each run makes anew is traced once a run. Its concrete functions are not counted.
+    that each run makes anew is traced once a run. Its concrete functions are not counted, and those
+    for tensors are found by shape, dtype and device: TensorFlow takes longer to find them than a
+    small program takes to run.
     """
-    graph = tf.function(fn, autograph=False, jit_compile=jit_compile)
+    graph, found = tf.function(fn, autograph=False, jit_compile=jit_compile), dict[Any, Any]()
 
     def call(*args: Any) -> Any:
-        with compilable():
-            concrete = graph.get_concrete_function(*args)
+        is_simple = args and tf.executing_eagerly() and all(map(tf.is_tensor, args))
+        key = tuple((x.shape, x.dtype, x.device) for x in args) if is_simple else None
+        if (concrete := found.get(key)) is None:
+            with compilable():
+                concrete = graph.get_concrete_function(*args)
+            if is_simple:
+                found[key] = concrete
         with full_precision():
             return concrete(*args)
 
