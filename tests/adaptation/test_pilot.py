@@ -191,6 +191,11 @@ def test_hmc_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
         expected = prepared.kernel.target_log_prob_fn(z)
         np.testing.assert_allclose(found_log_prob, expected, rtol=1e-6)
         results.append(run.states)
+    steps, start = prepared.loop, prepared.choices.first_state
+    position = steps.start(prepared.kernel, start)
+    assert steps(position, 3, 1, 1, tf.constant([0, 1]))[2].is_good
+    steps._parameters = lambda z, _: tf.exp(1e4 + z)
+    assert not steps(position, 3, 1, 1, tf.constant([0, 1]))[2].is_good
     draws = np.concatenate(results).reshape(-1, 2)
     # About 3,000 independent draws; false alarms: 1e-6.
     assert np.abs((draws.mean(axis=0) - [3.0, 40.0]) / [1.0, 10.0]).max() < 0.1

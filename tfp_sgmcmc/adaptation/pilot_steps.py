@@ -77,7 +77,8 @@ def start_with(
 ) -> Position:
     """Returns the position before the first step, with densities of a program kept by the target.
 
-    To evaluate a target eagerly takes long where its prior or bijector is one.
+    An eager evaluation takes long where a prior has automatic batches, or where a bijector takes
+    slopes of the prior.
 
     Args:
       kernel_fn: log posterior of z -> kernel.
@@ -162,7 +163,11 @@ class PilotSteps:
         given = rows, first, tf.constant(stride, tf.int64), seed
         position, kept, health = self._loop(self.to_pilot(position), *given)
         z, trace, size = self.of_run(kept)
-        return self.from_pilot(position), (self._states(z[: max(rows, 1)]), trace, size), health
+        states = self._states(z[: max(rows, 1)])
+        finite = [np.isfinite(x).all() for x in tf.nest.flatten(states) if x.dtype.kind == "f"]
+        if not all(finite):  # exp(z) overflows where z does not
+            health = health._replace(states_are_finite=False)
+        return self.from_pilot(position), (states, trace, size), health
 
     def parameters(self, z: tf.Tensor) -> Any:
         """Returns the parameters at z of all chains, `[chains, D]`."""
