@@ -46,7 +46,8 @@ class Choices:
       run_excess: the same from the noise at the draws of the run.
       guarded_share: share of the run's draws so far out that the guard w of the control variates is
         below 1.
-      milliseconds: measured milliseconds of a step of all chains, by name of the sampler.
+      milliseconds: measured milliseconds for all chains, of a step by name of the sampler, or of a
+        gradient of all data.
       noncentered: places in a flat state of the effects of a centred hierarchy that were sampled as
         standard normals; then `center` is flat.
     """
