@@ -542,6 +542,7 @@ def test_a_short_integer_is_a_number_of_examples(draw: Any) -> None:
         (lambda: random.fold_in(SEED, "one"), "data must hold integers. Received: 'one'"),
         (lambda: random.fold_in(SEED, 1.5), "data must hold integers. Received: 1.5"),
         (lambda: random.fold_in(SEED, [1, 2]), r"data must be of rank 0. Received: shape \(2,\)"),
+        (lambda: random.fold_in(SEED, 2**40), "data must be in .*. Received: 1099511627776"),
         (lambda: random.integers_of([1, 2, 3]), "seed must be an integer or two integers"),
         (lambda: random.numbered_seed(SEED, [1.0]), r"numbers must hold integers. Received: \[1.0"),
         (lambda: random.permuted_indices(SEED, [-1], 5), r"positions must be in 0 .. 4. Received"),
