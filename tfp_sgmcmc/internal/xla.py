@@ -123,7 +123,7 @@ def traced(fn: Callable[..., Any], jit_compile: bool | None = None) -> Callable[
     graph, found = tf.function(fn, autograph=False, jit_compile=jit_compile), dict[Any, Any]()
 
     def call(*args: Any) -> Any:
-        is_simple = args and tf.executing_eagerly() and all(map(tf.is_tensor, args))
+        is_simple = args and tf.executing_eagerly() and all(isinstance(x, tf.Tensor) for x in args)
         key = tuple((x.shape, x.dtype, x.device) for x in args) if is_simple else None
         if (concrete := found.get(key)) is None:
             with compilable():
