@@ -121,12 +121,8 @@ def split(seed: tf.Tensor, num: int) -> list[tf.Tensor]:
 
 def fold_in(seed: tf.Tensor, data: Any) -> tf.Tensor:
     """Returns the seed of number `data`, an `int32`, in the sequence that `seed` starts."""
-    data = checks.integers("data", data, rank=0)
-    if tf.executing_eagerly():
-        known = int(data)
-        checks.require("data", known, -(2**31) <= known < 2**31, "in -2^31 .. 2^31 - 1")
-    data = tf.cast(data, tf.int32)
-    return tf.random.fold_in(as_seed(seed), data, alg=xla.random_algorithm())
+    data = checks.integers("data", data, rank=0, below=2**31, least=-(2**31))
+    return tf.random.fold_in(as_seed(seed), tf.cast(data, tf.int32), alg=xla.random_algorithm())
 
 
 def numbered_seed(seed: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:

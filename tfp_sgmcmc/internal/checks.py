@@ -81,8 +81,13 @@ def numbers(name: str, value: Any, expected: str = "a finite number") -> None:
         require(name, entries, not np.any(is_wrong), expected)
 
 
-def integers(name: str, value: Any, rank: int | None = None, below: int | None = None) -> Any:
-    """Returns integers, of a `rank` if given, as a tensor; eager ones are in 0 .. `below` - 1."""
+def integers(
+    name: str, value: Any, rank: int | None = None, below: int | None = None, least: int = 0
+) -> Any:
+    """Returns integers, of a `rank` if given, as a tensor.
+
+    With `below`, eager ones must be in `least` .. `below` - 1.
+    """
     import tensorflow as tf  # as in `numbers`
 
     try:
@@ -95,7 +100,8 @@ def integers(name: str, value: Any, rank: int | None = None, below: int | None =
     require(name, f"shape {found.shape}", holds, f"of rank {rank}")
     if below is not None and tf.executing_eagerly():
         known = found.numpy()
-        require(name, known, np.all((known >= 0) & (known < below)), f"in 0 .. {below - 1}")
+        holds = np.all((known >= least) & (known < below))
+        require(name, known, holds, f"in {least} .. {below - 1}")
     return found
 
 
