@@ -11,6 +11,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.fast_settings import fast_settings
+from tests.harness.programs import count_loops
 from tfp_sgmcmc.adaptation import fallback, nuts_pilot
 from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode
 from tfp_sgmcmc.adaptation.hierarchies.centered_hierarchy import (
@@ -264,14 +265,7 @@ def test_nuts_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     The density of one step's start is that of the run's target, Jacobian included, and gradients
     are those of z.
     """
-    traces = []
-
-    class Counted(nuts_pilot.Loop):
-        def _steps(self, *args: Any) -> Any:
-            traces.append(args)
-            return super()._steps(*args)
-
-    monkeypatch.setattr(nuts_pilot, "Loop", Counted)
+    traces = count_loops(monkeypatch, nuts_pilot)
     monkeypatch.setattr(nuts_pilot, "_WINDOWS", (2, 5, 2, 10, 10))
     monkeypatch.setattr(nuts_pilot, "_ADAPTATION_STEPS", 5)
     monkeypatch.setattr(nuts_pilot, "_FINAL_STEPS", 10)

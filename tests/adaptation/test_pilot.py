@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.programs import count_loops
 from tfp_sgmcmc.adaptation import langevin, pilot, settings_file, timed_hmc
 from tfp_sgmcmc.adaptation.coordinates import whiten_at_mode, whiten_by_covariance
 from tfp_sgmcmc.adaptation.langevin import BatchAndStep, LangevinSelector, excess_of
@@ -160,14 +161,7 @@ def test_hmc_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     Draws are the model's parameters. The density of a run's steps is that of its kernel's target,
     Jacobian included.
     """
-    traces = []
-
-    class Counted(pilot.Loop):
-        def _steps(self, *args: Any) -> Any:
-            traces.append(args)
-            return super()._steps(*args)
-
-    monkeypatch.setattr(pilot, "Loop", Counted)
+    traces = count_loops(monkeypatch, pilot)
     target, like, results = normal_target(), tf.zeros([2], tf.float64), []
     found = whiten_at_mode(target, like)
     z = np.random.default_rng(0).normal(size=[100, 4, 2]) * [1.0, 1.1]

@@ -3,9 +3,11 @@
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple
 from unittest import mock
 
+import pytest
 import tensorflow as tf
 
 
@@ -35,3 +37,16 @@ def counted() -> Iterator[Made]:
     with mock.patch.object(tf.__internal__.FuncGraph, "__init__", init):
         yield made
     made.maps.append(num_maps() - before)
+
+
+def count_loops(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[Any]:
+    """Returns a list with an entry for each trace of the steps of a `Loop` that a module makes."""
+    traces: list[Any] = []
+
+    class Counted(module.Loop):
+        def _steps(self, *args: Any) -> Any:
+            traces.append(args)
+            return super()._steps(*args)
+
+    monkeypatch.setattr(module, "Loop", Counted)
+    return traces

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_vectors
+from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_z
 from tfp_sgmcmc.internal.nest import State, unflatten_events
 from tfp_sgmcmc.internal.xla import by_blocks, traced
 from tfp_sgmcmc.sampling.loop import FiniteCheck, Loop, Position, start_of
@@ -44,10 +44,6 @@ class Affine(NamedTuple):
         if tf.is_tensor(z):
             return self.shift + (tf.linalg.matvec(self.root, z) if self.is_dense else self.root * z)
         return self.shift + (z @ self.root.T if self.is_dense else z * self.root)
-
-    def gradient(self, slopes: np.ndarray) -> np.ndarray:
-        """Returns the gradients with respect to z, of those with respect to states `[..., D]`."""
-        return slopes @ self.root if self.is_dense else slopes * self.root
 
     def log_det(self) -> Any:
         """Returns the logarithm of the determinant of a triangular root."""
@@ -90,10 +86,10 @@ def start_with(
     """
     dtype = tf.nest.flatten(like)[0].dtype
     start = start_of(kernel_fn(lambda z: tf.reduce_sum(z, axis=-1)), tf.constant(z, dtype))
-    evaluate = value_and_gradient_of_vectors(problem, like, jit_compile, in_blocks=False)
-    value, slopes = evaluate(affine.moved(z))
+    center = unflatten_events(affine.shift, like, 0)
+    value, gradient = value_and_gradient_of_z(problem, center, affine.root, jit_compile)(z)
     value = value + affine.log_det().numpy()
-    density = tf.constant(value, dtype), tf.constant(affine.gradient(slopes), dtype)
+    density = tf.constant(value, dtype), tf.constant(gradient, dtype)
     return start._replace(results=_with_density(start.results, *density))
 
 

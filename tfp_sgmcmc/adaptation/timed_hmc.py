@@ -113,9 +113,10 @@ class TimedHMC:
 
     def _pilot(self, step: float, count: int, num_draws: int) -> PilotDraws | None:
         """Runs a pilot, in NumPy where that takes less time than to compile its steps."""
-        chains: Chains = self._chains
+        compiled = self._chains
+        chains: Chains = compiled
         seconds = num_draws * count * self._runs.milliseconds.get(_GRADIENT, np.inf) / 1e3
-        if self._of_z is not None and not self._chains.is_compiled and seconds < _COMPILATION:
+        if self._of_z is not None and not compiled.is_compiled and seconds < _COMPILATION:
             chains = HMCChains(self._of_z)
         return self._runs.pilot(chains, self._gradients, (step, count, self._affine), 1, num_draws)
 
@@ -123,7 +124,8 @@ class TimedHMC:
         if self._affine is None:
             return None
         chains = self._chains
-        self._runs.restart(chains, (step, count, self._affine))
+        if not chains.is_compiled:  # else they ran the last pilot, with these settings
+            self._runs.restart(chains, (step, count, self._affine))
         given = chains.loop, chains.settings, chains.settings[2]
         return PilotSteps(self._problem, self._found.center, *given, self._runs.jit_compile)
 
