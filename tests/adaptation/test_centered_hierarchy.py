@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_probability as tfp
+from scipy import stats
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.fast_settings import fast_settings
@@ -22,7 +24,8 @@ from tfp_sgmcmc.adaptation.hierarchies.noncentering import noncentered
 from tfp_sgmcmc.adaptation.hierarchies.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.nuts_pilot import run_nuts_pilot
 from tfp_sgmcmc.adaptation.target_arguments import as_problem
-from tfp_sgmcmc.adaptation.typical_set import typical_starts
+from tfp_sgmcmc.adaptation.typical_set import TypicalStarts, typical_starts
+from tfp_sgmcmc.diagnostics.convergence import batch_means_standard_error
 from tfp_sgmcmc.sampling.run import run_kernel
 from tfp_sgmcmc.sampling.steps import StepPlan
 
@@ -309,10 +312,66 @@ def test_the_step_is_adapted_to_the_acceptance(first: float) -> None:
     )
     seed, states = tf.constant([0, 1]), np.zeros([4, 10])
     chains = nuts_pilot._Chains(target, tf.zeros([10], tf.float64), True, 4, False)
-    chains.restart(np.zeros(10), np.ones(10), states, first)
+    chains.restart(np.zeros(10), np.ones(10), states, first, 0.9)
     chains.adapt(300, seed)
     assert 0.55 < chains.step_size < 0.8
     run, position = chains.steps_of_run(chains._affine), chains._position
     inner = position.results.inner_results._replace(step_size=tf.constant(first, tf.float64))
     position, _, _ = run(position._replace(results=inner), 10, 1, 1, seed)
     assert float(position.results.step_size) == first
+
+
+def test_steps_become_smaller_where_trajectories_diverge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window in which none diverges keeps the acceptance, and early windows do not count."""
+    targets = []
+
+    class Chains:
+        def __init__(self, *given: Any):
+            self._diverged = iter([True, True, True, False, True])
+            self.step_size, self.z = 0.1, np.zeros([2, 3])
+
+        def restart(self, *given: Any) -> None:
+            targets.append(given[-1])
+
+        def adapt(self, num_steps: int, seed: tf.Tensor) -> None: ...
+
+        def draw(self, num_draws: int, seed: tf.Tensor) -> tuple[np.ndarray, bool]:
+            draws = np.random.default_rng(0).standard_normal([num_draws, 2, 3])
+            return draws, next(self._diverged)
+
+    monkeypatch.setattr(nuts_pilot, "_Chains", Chains)
+    target = sgmcmc.MinibatchLogProb(
+        lambda x: -tf.reduce_sum(x**2, axis=-1) / 2, lambda x, b: 0 * x[..., :1] * b, np.ones(1)
+    )
+    start = tf.zeros([3], tf.float64)
+    starts = TypicalStarts(np.zeros([2, 3]), np.ones(3))
+    run_nuts_pilot(target, start, starts, tf.constant([0, 1]), False, NotNearGaussian("a test"))
+    np.testing.assert_allclose(targets, [0.9] * 5 + [0.98])
+
+
+@pytest.mark.thorough
+def test_chains_come_to_the_ends_of_a_banana(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that suit its middle diverge at its ends, where it is narrower.
+
+    A tenth of a trajectory diverges in 8,000, so more than four have a false-alarm rate of 1e-7; so
+    has the share of draws beyond two standard deviations, 0.0455, with a bound of 5.3 standard
+    errors. Negative control: with steps that stay as large, above thirty diverge.
+    """
+
+    def log_prob(x: tf.Tensor) -> tf.Tensor:
+        a, b = tf.unstack(x, axis=-1)
+        return -(a**2) / 2 - (b - 3 * a**2) ** 2 / 2
+
+    target = sgmcmc.MinibatchLogProb(log_prob, lambda x, batch: 0 * x[..., :1] * batch, np.ones(1))
+    start, counts = tf.zeros([2], tf.float64), []
+    for fewer in (nuts_pilot._FEWER_REJECTED, 1.0):
+        monkeypatch.setattr(nuts_pilot, "_FEWER_REJECTED", fewer)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = sgmcmc.sample(target, start, 1000, num_chains=8, seed=0, progress_bar=False)
+        counts.append(found.trace["diverging"].sum())
+        if len(counts) == 1:
+            is_far = (np.abs(found.states[..., :1]) > 2).astype(float)
+            error = batch_means_standard_error(is_far)
+            assert abs(is_far.mean() - 2 * stats.norm.sf(2)) < 5.3 * error
+    assert counts[0] <= 4 < counts[1]

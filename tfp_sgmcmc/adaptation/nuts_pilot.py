@@ -22,6 +22,7 @@ from tfp_sgmcmc.targets.base import kept_program
 
 MAX_TREE_DEPTH = 8
 _ACCEPTANCE = 0.9  # small steps, as curved posteriors make larger ones diverge
+_FEWER_REJECTED = 5.0  # times, after a window in which trajectories diverged
 _FIRST_STEP = 0.1
 _ADAPTATION_STEPS = 40  # of the step size at the begin of a window
 _WINDOWS = (25, 50, 100, 200, 300)  # draws of each chain
@@ -77,13 +78,14 @@ def run_nuts_pilot(
     is_small = dim <= _MOST_DENSE
     chains = _Chains(problem, like, is_small, len(starts.states), jit_compile)
     mean, covariance, step = starts.states.mean(axis=0), starts.variance, _FIRST_STEP
+    acceptance = _ACCEPTANCE
     theta, seconds = starts.states[np.newaxis], np.nan
     for number, num_draws in enumerate(_WINDOWS):
-        chains.restart(mean, covariance, theta[-1], step)
+        chains.restart(mean, covariance, theta[-1], step, acceptance)
         fresh = random.fold_in(seed, number)
         chains.adapt(_ADAPTATION_STEPS, fresh)
         began = time.perf_counter()
-        found = chains.draw(num_draws, fresh)
+        found, diverged = chains.draw(num_draws, fresh)
         seconds = (time.perf_counter() - began) / num_draws
         step = chains.step_size
         if found is None:
@@ -98,9 +100,11 @@ def run_nuts_pilot(
             axes = np.linalg.svd((draws - mean) / np.sqrt(covariance), full_matrices=False)[2]
             at = unflatten_events(mean, like, 0)
             check_proper(problem, at, np.sqrt(covariance) * axes[0])
-        if number >= _DENSE_FROM and is_small:
-            covariance = _shrunk(draws)
-    chains.restart(mean, covariance, theta[-1], step)
+        if number >= _DENSE_FROM:
+            covariance = _shrunk(draws) if is_small else covariance
+            # Chains stay out of places that their steps are too large for.
+            acceptance = 1 - (1 - acceptance) / _FEWER_REJECTED if diverged else acceptance
+    chains.restart(mean, covariance, theta[-1], step, acceptance)
     chains.adapt(_FINAL_STEPS, random.fold_in(seed, len(_WINDOWS)))
     return NUTSPilot(
         unflatten_events(mean, like, 0),
@@ -149,9 +153,14 @@ class _Chains:
         return float(np.exp(self._position.results.log_averaging_step[0]))
 
     def restart(
-        self, shift: np.ndarray, covariance: np.ndarray, states: np.ndarray, step: float
+        self,
+        shift: np.ndarray,
+        covariance: np.ndarray,
+        states: np.ndarray,
+        step: float,
+        acceptance: float,
     ) -> None:
-        """Puts the chains to flat states, with a step size to begin with.
+        """Puts the chains to flat states, with a step size to begin with and a target of its size.
 
         The coordinates are shift + root z, where root is that of a covariance, or of variances.
         """
@@ -171,7 +180,9 @@ class _Chains:
         loop = kept_program(self._problem, self._name, self._like, make)
         self._loop, first = loop.with_values(values), tf.constant(step, self._dtype)
         results = start.results._replace(
-            new_step_size=first, log_shrinkage_target=[tf.math.log(10 * first)]
+            new_step_size=first,
+            log_shrinkage_target=[tf.math.log(10 * first)],
+            target_accept_prob=tf.constant(acceptance, self._dtype),
         )
         self._position = start._replace(results=results)
 
@@ -179,15 +190,21 @@ class _Chains:
         """Takes steps that adapt the step size."""
         self._position = self._loop(self._position, 1, num_steps, 1, seed)[0]
 
-    def draw(self, num_draws: int, seed: tf.Tensor) -> np.ndarray | None:
-        """Returns flat states, `[num_draws, chains, D]`; None if any is NaN or infinite."""
-        found, all_good = [], True
+    def draw(self, num_draws: int, seed: tf.Tensor) -> tuple[np.ndarray | None, bool]:
+        """Returns flat states, `[num_draws, chains, D]`, and whether any trajectory diverged.
+
+        The states are None if any is NaN or infinite.
+        """
+        found, all_good, diverged = [], True, False
         for first in range(0, num_draws, _SLOTS):
             rows = min(_SLOTS, num_draws - first)
             self._position, kept, health = self._loop(self._position, rows, 1, 1, seed)
             all_good &= health.is_good
             found.append(kept[0][:rows])
-        return self._affine.moved(np.concatenate(found).astype(np.float64)) if all_good else None
+            diverged |= bool(kept[1][0]["diverging"][:rows].any())
+        if not all_good:
+            return None, diverged
+        return self._affine.moved(np.concatenate(found).astype(np.float64)), diverged
 
     def steps_of_run(self, affine: Affine) -> PilotSteps:
         """Returns the program for a run in these coordinates."""
