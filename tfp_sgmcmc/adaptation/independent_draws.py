@@ -28,6 +28,7 @@ from tfp_sgmcmc.diagnostics.certificate import (
 from tfp_sgmcmc.diagnostics.vector_functions import (
     block_size,
     log_prob_of_vectors,
+    parameters_of_states,
     value_and_gradient_of_vectors,
 )
 from tfp_sgmcmc.diagnostics.weighted_sample import (
@@ -304,7 +305,8 @@ def with_proposal(
         "Its draws are proposed to a Metropolis test, which makes them exact and nearly "
         f"independent. IndependentMetropolis keeps {every}."
     )
-    return PreparedKernel(kernel, bijector, None, choices, (*lines, tested), certify=certify)
+    lines, view = (*lines, tested), parameters_of_states(problem, like)
+    return PreparedKernel(kernel, bijector, None, choices, lines, certify=certify, view=view)
 
 
 def _sample(problem: MinibatchLogProb, choices: Choices, like: State) -> WeightedSample:

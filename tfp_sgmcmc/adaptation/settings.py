@@ -185,6 +185,7 @@ class PreparedKernel:
         None where that would take long.
       remedy: what to do if chains disagree; None if the cause is not known.
       loop: compiled steps of the kernel, if a pilot made them.
+      view: from z to the user's parameters, if a kept program computes them.
     """
 
     kernel: Any
@@ -198,6 +199,7 @@ class PreparedKernel:
     certify: Callable[[Any], Certificate] | None = None
     remedy: str | None = None
     loop: PilotSteps | None = None
+    view: Callable[[Any], Any] | None = None
 
     @property
     def is_noisy(self) -> bool:

@@ -141,7 +141,7 @@ def single_state(target: MinibatchLogProb, initial_state: Any) -> State:
     """
     state = start_of(target, initial_state)
     check_single_state("initial_state", target, state)
-    check_two_chains(target, state)
+    kept_program(target, "two chains", state, lambda: check_two_chains(target, state))  # once
     return state
 
 

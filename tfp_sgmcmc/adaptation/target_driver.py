@@ -233,7 +233,7 @@ def sample_target(
             run=run,
             checkpoint_seconds=checkpoint_seconds,
             preflight_check=False,
-            view=prepared.bijector.forward if loop is None else loop.parameters,
+            view=(prepared.view or prepared.bijector.forward) if loop is None else loop.parameters,
             make_loop=None if loop is None else lambda *_, loop=loop, **__: loop,
             start_fn=start_of if loop is None else loop.start,
         )

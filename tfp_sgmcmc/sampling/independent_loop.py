@@ -86,7 +86,11 @@ class IndependentLoop:
         trace = tf.nest.map_structure(lambda *x: tf.stack(x), *traces) if traces else ()
         finite = bool(np.isfinite(draws).all() and np.isfinite(flat).all())
         moved = Position(tf.constant(step, tf.int64), self._state(flat), results)
-        return moved, (self._view(self._state(draws)), trace, ()), FiniteCheck(finite, lost_at)
+        if len(draws):
+            view = self._view(self._state(draws))
+        else:
+            view = tf.nest.map_structure(lambda x: tf.zeros([0, *x.shape], x.dtype), self.kept[0])
+        return moved, (view, trace, ()), FiniteCheck(finite, lost_at)
 
     def _state(self, flat: np.ndarray) -> Any:
         return unflatten_events(tf.constant(flat), self._start.state, self._chain_ndims)
