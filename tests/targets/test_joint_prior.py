@@ -134,13 +134,17 @@ def test_discrete_parts_and_mixtures_are_refused(prior: Any) -> None:
 @pytest.mark.parametrize(
     "part",
     [
-        tfd.WishartTriL(5.0, tf.eye(2)),  # its bijector gives no small diagonals
-        tfd.WishartTriL(5.0, tf.eye(2), input_output_cholesky=True),
-        tfd.SphericalUniform(3),  # its bijector gives positive entries only
+        pytest.param(tfd.WishartTriL(5.0, tf.eye(2)), marks=pytest.mark.thorough),
+        pytest.param(
+            tfd.WishartTriL(5.0, tf.eye(2), input_output_cholesky=True), marks=pytest.mark.thorough
+        ),
+        tfd.SphericalUniform(3),
     ],
     ids=lambda part: part.name,
 )
 def test_a_default_bijector_that_does_not_reach_all_values_is_refused(part: Any) -> None:
+    """The Wishart's gives no small diagonals, that of points on a sphere positive entries only."""
+
     def rows(a: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(a) * batch
 
