@@ -251,6 +251,10 @@ def test_draws_that_come_to_a_place_settle_it(kind: str) -> None:
     assert "25 % of the draws are there" in place.settled(between(100, 30.0))
     for too_few in (between(0, 30.0), between(4, 30.0)):
         assert place.settled(too_few) == place.flag
+    if kind == "mode":
+        rare = place.settled(between(11, 30.0))
+        assert rare.grade == "wrong" and "came there 11 times" in rare
+        assert rare.remedy == "Ask for 3 times as many results."
 
 
 def test_a_place_that_widens_the_draws_is_visited_more_often() -> None:

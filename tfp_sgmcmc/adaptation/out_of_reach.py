@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -64,13 +65,19 @@ class Place:
     def settled(self, states: Any) -> Flag:
         """Returns the flag, or a note if draws `[results, chains, event...]` come there.
 
-        The chains must enter the place often enough, and be there long enough.
+        The chains must enter the place often enough, and be there long enough. Where they come too
+        rarely, the flag tells how many more results to ask for.
         """
         at = self.bijector.inverse(tf.nest.map_structure(tf.convert_to_tensor, states))
         is_there = self.is_there(flatten_events(at, 2).numpy().astype(np.float64))
         visits, time = np.sum(is_there[1:] & ~is_there[:-1]), is_there.mean()
-        if time < self.least_time or visits < self.least_visits:
+        if time < self.least_time or visits < min(_FEWEST_VISITS, self.least_visits):
             return self.flag
+        if visits < self.least_visits:
+            come = f"These chains came there {visits} times, which is too rarely to tell how much"
+            times = math.ceil(self.least_visits / visits)
+            remedy = f"Ask for {times} times as many results."
+            return Flag("wrong", f"{self.cause} {come} is there.", remedy)
         how = f"{100 * time:.0f} % of the draws are there, and all passed every check."
         return Flag("note", f"{self.cause} {how}")
 
