@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Self
 
@@ -265,7 +266,9 @@ class MinibatchLogProb(ModelTarget):
         )
 
     def log_prob_of_many(self, states: State) -> tf.Tensor:
-        return self.log_prior(states) + sum_values(self._sum_of_slice, states, self.num_examples)
+        prior = self.log_prior(states)
+        of_slice = functools.partial(self._sum_of_slice, chain_shape=prior.shape)
+        return prior + sum_values(of_slice, states, self.num_examples)
 
     def with_bijector(self, bijector: Any, curvature: Any = None) -> Self:
         """Returns this target with another bijector, and its curvature in these coordinates."""
@@ -288,9 +291,11 @@ class MinibatchLogProb(ModelTarget):
 
     def bootstrap(self, state: State) -> Any:
         # Raises errors of the user's functions before the first step.
-        value_and_gradient(
-            lambda s: self.log_prior(s) + self._sum_of_slice(s, 0, self.batch_size), state
-        )
+        def of_batch(state: State) -> tf.Tensor:
+            prior = self.log_prior(state)
+            return prior + self._sum_of_slice(state, 0, self.batch_size, prior.shape)
+
+        value_and_gradient(of_batch, state)
         self._check_another_size(state)
         return () if self.reshuffle == "step" else _first_epoch()
 
@@ -416,12 +421,16 @@ class MinibatchLogProb(ModelTarget):
 
         return mapped_scores(likelihood, state, rows, self.num_scores, chain_ndims, batch_ndims)[:2]
 
-    def sum_over_chunks(self, state: State, size: int, probe: State = None) -> tuple[Any, ...]:
+    def sum_over_chunks(
+        self, state: State, size: int, probe: State = None, chain_shape: Any = None
+    ) -> tuple[Any, ...]:
         """Returns the sum of all log likelihoods and its gradient, `size` examples at a time.
 
-        With a `probe`, the sum's Hessian times the probe is the third result.
+        With a `probe`, the sum's Hessian times the probe is the third result. An unknown shape of
+        the chains is that of the log prior.
         """
-        found = sum_over_chunks(self._sum_of_slice, state, self.num_examples, size, probe)
+        of_slice = functools.partial(self._sum_of_slice, chain_shape=chain_shape)
+        found = sum_over_chunks(of_slice, state, self.num_examples, size, probe)
         return found[:2] if probe is None else found
 
     def _sum_of_slice(

@@ -275,9 +275,12 @@ class ShardedLogProb(MinibatchLogProb):
             target_state=target_state, noise_scale=noise, num_scores=num_scores
         )
 
-    def sum_over_chunks(self, state: State, size: int, probe: State = None) -> tuple[Any, ...]:
+    def sum_over_chunks(
+        self, state: State, size: int, probe: State = None, chain_shape: Any = None
+    ) -> tuple[Any, ...]:
+        given = probe, chain_shape
         return self.summed(
-            lambda part: part.sum_over_chunks(state, min(size, part.num_examples), probe)
+            lambda part: part.sum_over_chunks(state, min(size, part.num_examples), *given)
         )
 
     def summed(self, fn: Callable[[Any], Any]) -> Any:

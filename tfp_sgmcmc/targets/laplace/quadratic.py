@@ -346,7 +346,8 @@ class HessianFunction:
             probe = unflatten_events(probes, self._like, 0)
             parts = [value_and_gradient(target.log_prior, state, probe, connected=False)[1:]]
             if with_likelihood:
-                parts.insert(0, target.sum_over_chunks(state, size, probe)[1:])
+                given = state, size, probe, probes.shape[:1]
+                parts.insert(0, target.sum_over_chunks(*given)[1:])
             slopes = [flatten_events(slope, 1) for slope, _ in parts]
             bends = [flatten_events(bend, 1) for _, bend in parts]
             return bends[0], bends[-1], tf.add_n(slopes)
