@@ -73,7 +73,7 @@ def test_wrong_arguments(options: dict[str, Any], error: type, message: str) -> 
 
 
 def test_arguments_in_the_order_of_tfp_are_told() -> None:
-    with pytest.raises(TypeError, match="target must be a MinibatchLogProb, .* Received: a int"):
+    with pytest.raises(TypeError, match="target must be a MinibatchLogProb, .* Received: an int"):
         sgmcmc.sample(1000, START, tf.square)
     with pytest.raises(TypeError, match="The arguments are kernel, initial_state, num_results"):
         sgmcmc.sample_chain(1000, START, Walk())

@@ -116,7 +116,7 @@ def test_chains_that_disagree_are_told() -> None:
         (make_target(), {"executor": Inline()}, TypeError, "target must be a function without arg"),
         (make_target(), {"executor": 3}, TypeError, "executor must have a method submit"),
         (make_target(), {"chains_per_shard": 0}, ValueError, "chains_per_shard"),
-        (lambda: 3, {"executor": Inline()}, TypeError, "target must be a Mini.*Received: a int"),
+        (lambda: 3, {"executor": Inline()}, TypeError, "target must be a Mini.*Received: an int"),
     ],
 )  # fmt: skip
 def test_wrong_arguments(target: Any, options: Any, error: type, message: str) -> None:

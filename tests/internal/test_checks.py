@@ -61,7 +61,7 @@ def test_accepts_tells_the_names_of_arguments() -> None:
 def test_accepts_lets_through_what_fits_or_cannot_be_known() -> None:
     for value in (lambda a, batch: a, lambda *args, **kwargs: 0, lambda a, batch=1, c=2: c, dict):
         assert checks.accepts("fn", value, 1.0, batch=2.0) is value
-    with pytest.raises(TypeError, match="^fn must be a callable. Received: a int.$"):
+    with pytest.raises(TypeError, match="^fn must be a callable. Received: an int.$"):
         checks.accepts("fn", 3)
 
 

@@ -453,7 +453,7 @@ class Changing:
             r"initial_state must be a state of .* Received: initial_state\[0\]: float32 \[\]",
         ),
         (dict(directory="a\0b"), ValueError, "directory must be a path without null bytes"),
-        (dict(trace_fn=3), TypeError, "trace_fn must be a callable, .* Received: a int"),
+        (dict(trace_fn=3), TypeError, "trace_fn must be a callable, .* Received: an int"),
         (
             dict(trace_fn=Changing({"a": tf.zeros([2])})),
             ValueError,

@@ -70,7 +70,7 @@ def with_nan(at: int, value: float = np.nan) -> np.ndarray:
         (dict(data={"x": np.ma.masked_equal(X, X[3])}), TypeError, r"data\['x'\].* masked arrays"),
         (dict(data={0: X, "x": X}), TypeError, "data must have names that can be sorted"),
         (dict(data=None), TypeError, "data must hold arrays. Received: a NoneType"),
-        (dict(data=object()), TypeError, "data must hold arrays. Received: a object"),
+        (dict(data=object()), TypeError, "data must hold arrays. Received: an object"),
         (dict(num_examples=21), ValueError, "num_examples must be 20, .* Received: 21"),
         # sizes
         (dict(batch_size=0), ValueError, "batch_size must be in 1 .. N = 20.* Received: 0"),

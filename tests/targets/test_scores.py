@@ -261,7 +261,7 @@ def test_closed_form_of_a_wrong_shape(fn: Any, message: str) -> None:
             ValueError,
             "score_fn must be",
         ),
-        (dict(score_fn=X), TypeError, "score_fn must be a callable. Received: a ndarray"),
+        (dict(score_fn=X), TypeError, "score_fn must be a callable. Received: an ndarray"),
     ],
 )
 def test_bad_options(options: Any, error: type, message: str) -> None:

@@ -23,6 +23,7 @@ from tfp_sgmcmc.adaptation.settings_file import rebuild
 from tfp_sgmcmc.adaptation.target_arguments import check_target
 from tfp_sgmcmc.adaptation.target_driver import TargetSettings, tell, tell_and_warn
 from tfp_sgmcmc.diagnostics.convergence import rhat_limit
+from tfp_sgmcmc.internal.checks import a_type
 from tfp_sgmcmc.internal.extras import Workers, check_executor, pack_call, submit_call
 from tfp_sgmcmc.sampling.result import Explanation, Flag, SampleResult
 from tfp_sgmcmc.sampling.result_table import num_chains_of
@@ -165,7 +166,7 @@ def _make_target(target: Any, executor: Any) -> Callable[[], Any]:
         return lambda: target
     raise TypeError(
         "target must be a function without arguments that returns the target, and loads its data, "
-        f"on the worker, if there is an executor. Received: a {type(target).__name__}."
+        f"on the worker, if there is an executor. Received: {a_type(target)}."
     )
 
 
@@ -192,8 +193,7 @@ def _settings(
     target = make_target()
     if isinstance(target, tfp.mcmc.TransitionKernel):
         raise KernelGivenError(
-            f"target must return a target. Received: a {type(target).__name__}, which is for "
-            "sample_shards."
+            f"target must return a target. Received: {a_type(target)}, which is for sample_shards."
         )
     check_target(target, options["bijector"])
     if isinstance(target, StreamedLogProb) and is_shared and options["folder"] is None:

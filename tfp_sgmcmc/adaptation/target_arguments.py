@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc.adaptation import settings_file
 from tfp_sgmcmc.internal import xla
+from tfp_sgmcmc.internal.checks import a_type
 from tfp_sgmcmc.internal.nest import State, call_with_state
 from tfp_sgmcmc.sampling.progress import progress
 from tfp_sgmcmc.sampling.result import Flag
@@ -44,19 +45,19 @@ def check_target(target: Any, bijector: Any = None) -> None:
         raise TypeError(
             "target must be a MinibatchLogProb, a StreamedLogProb, a FullDataLogProb, a callable "
             "that returns the log posterior, or a joint distribution with pinned data, as "
-            f"joint.experimental_pin(y=y). Received: a {type(target).__name__}."
+            f"joint.experimental_pin(y=y). Received: {a_type(target)}."
         )
     known = MinibatchLogProb | StreamedLogProb | FullDataLogProb
     if isinstance(target, Target) and not isinstance(target, known):
         raise ValueError(
             "target must be a MinibatchLogProb, a StreamedLogProb, a FullDataLogProb or a plain "
-            "callable, because sample makes control variates itself. Received: a "
-            f"{type(target).__name__}. sample_chain takes a kernel with any target."
+            "callable, because sample makes control variates itself. Received: "
+            f"{a_type(target)}. sample_chain takes a kernel with any target."
         )
     has_one = isinstance(target, MinibatchLogProb | StreamedLogProb | Pinned)
     if bijector is not None and has_one:
         raise ValueError(
-            f"bijector must be None, because a {type(target).__name__} has one. Received: "
+            f"bijector must be None, because {a_type(target)} has one. Received: "
             f"{bijector}. A MinibatchLogProb or StreamedLogProb takes it as an argument."
         )
     refuse_shards("sample", target)

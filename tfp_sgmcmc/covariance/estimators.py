@@ -25,7 +25,7 @@ from tfp_sgmcmc.covariance.matrices import (
     Solver,
 )
 from tfp_sgmcmc.internal import xla
-from tfp_sgmcmc.internal.checks import boolean, require
+from tfp_sgmcmc.internal.checks import a_type, boolean, require
 from tfp_sgmcmc.internal.nest import MANY_PARTS, Packing, State, flatten_events
 
 
@@ -159,7 +159,7 @@ class LowRank(CovarianceEstimator):
         if not isinstance(self.average, History):
             raise ValueError(
                 "average must be History(...) for covariance='low_rank', which keeps the scores "
-                f"themselves. Received: a {type(average).__name__}."
+                f"themselves. Received: {a_type(average)}."
             )
         self._history = self.average
 

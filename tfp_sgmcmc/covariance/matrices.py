@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import xla
-from tfp_sgmcmc.internal.checks import integer, number, one_of, optional
+from tfp_sgmcmc.internal.checks import a_type, integer, number, one_of, optional
 from tfp_sgmcmc.internal.nest import (
     MANY_PARTS,
     State,
@@ -337,7 +337,7 @@ class NoiseCovariance:
         """Returns Sigma + matrix, `[chains..., D, D]`; raises TypeError unless Sigma is dense."""
         (dense,) = self._matrices
         if not isinstance(dense, DenseMatrix):
-            raise TypeError(f"Sigma must be a DenseMatrix. Received: a {type(dense).__name__}.")
+            raise TypeError(f"Sigma must be a DenseMatrix. Received: {a_type(dense)}.")
         total = dense.plus(self._noise_scale, matrix)
         return NoiseCovariance([total], self._groups, 1.0, self._like, self._chain_ndims)
 

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.internal.checks import as_array, integer
+from tfp_sgmcmc.internal.checks import a_type, as_array, integer
 from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.targets.base import Target
 
@@ -25,8 +25,8 @@ def refuse_trace(result: Any) -> None:
     """Raises TypeError if `result` is what `tfp.mcmc.sample_chain` returns."""
     if hasattr(result, "all_states"):
         raise TypeError(
-            "result must hold draws of the parameters by name. Received: a "
-            f"{type(result).__name__} of tfp.mcmc. Give its all_states, through target.constrain "
+            "result must hold draws of the parameters by name. Received: "
+            f"{a_type(result)} of tfp.mcmc. Give its all_states, through target.constrain "
             'if the target has a bijector, and a single part as {"state": ...}.'
         )
 

@@ -19,6 +19,7 @@ from tfp_sgmcmc.diagnostics.convergence import (
     rhat_limit,
     rhat_text,
 )
+from tfp_sgmcmc.internal.checks import a_type
 from tfp_sgmcmc.internal.nest import path_name
 from tfp_sgmcmc.targets.laplace.curvature import wrapped_target
 from tfp_sgmcmc.targets.validation.step_size_check import Stability, epochs_of, judge_step
@@ -67,7 +68,7 @@ def check_finite(samples: Any) -> None:
     for path, leaf in tree.flatten_with_path(samples):
         if np.ndim(leaf) == 0:
             raise ValueError(
-                f"samples must have parts [num_results, ...]. Received: a {type(leaf).__name__}."
+                f"samples must have parts [num_results, ...]. Received: {a_type(leaf)}."
             )
         bad = ~np.isfinite(real_array("samples", leaf))
         if bad.any():

@@ -12,7 +12,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores, OuterProducts
 from tfp_sgmcmc.diagnostics.base import PeriodicReducer, real_array
 from tfp_sgmcmc.diagnostics.stein import gradient_at
-from tfp_sgmcmc.internal.checks import function, integer, positive
+from tfp_sgmcmc.internal.checks import a_type, function, integer, positive
 from tfp_sgmcmc.internal.nest import (
     State,
     convert_state,
@@ -192,8 +192,7 @@ def gradient_noise_share(
 def _is_exact(estimate: GradientEstimate) -> bool:
     if not isinstance(estimate, GradientEstimate):
         raise TypeError(
-            "estimate must be a result of `target.estimate`. Received: a "
-            f"{type(estimate).__name__}."
+            f"estimate must be a result of `target.estimate`. Received: {a_type(estimate)}."
         )
     if tf.nest.flatten(estimate.scores):
         return False
@@ -347,7 +346,7 @@ class SamplingThresholdReducer(PeriodicReducer):
         step_size_fn: Callable[[Any], Any] = lambda results: results.step_size,
     ):
         if not isinstance(target, Target):
-            raise TypeError(f"target must be a Target. Received: a {type(target).__name__}.")
+            raise TypeError(f"target must be a Target. Received: {a_type(target)}.")
         super().__init__(target, every)
         self._threshold = positive("threshold", threshold)
         self._preconditioner = preconditioner

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfp_sgmcmc.internal.checks import a_type
 from tfp_sgmcmc.internal.extras import pareto_smoothed
 from tfp_sgmcmc.internal.tables import Table, decimals_for, number, shown_by
 
@@ -248,9 +249,7 @@ def compare(models: Mapping[str, Any]) -> Comparison:
       TypeError: `models` is no dict, or a model is something else.
     """
     if not isinstance(models, Mapping):
-        raise TypeError(
-            f"models must be a dict of results, by name. Received: a {type(models).__name__}."
-        )
+        raise TypeError(f"models must be a dict of results, by name. Received: {a_type(models)}.")
     if len(models) < 2:
         raise ValueError(f"models must hold at least two results. Received: {[*models]}.")
     found: dict[str, LeaveOneOut] = {}
@@ -259,7 +258,7 @@ def compare(models: Mapping[str, Any]) -> Comparison:
         if not isinstance(found[str(name)], LeaveOneOut):
             raise TypeError(
                 f"models must hold results, or what their method loo returns. Received: {name!r}, "
-                f"a {type(model).__name__}."
+                f"{a_type(model)}."
             )
     names = sorted(found, key=lambda name: -found[name].elpd)
     best = found[names[0]]

@@ -347,7 +347,7 @@ def _variables(result: Any) -> dict[str, np.ndarray]:
     else:
         raise TypeError(
             "result must come from `sample`, or be ArviZ's data or a dict of arrays. "
-            f"Received: a {type(result).__name__}. Give draws the names of the log posterior's "
+            f"Received: {checks.a_type(result)}. Give draws the names of the log posterior's "
             'arguments, as in {"w": draws}.'
         )
     if not found:

@@ -252,6 +252,18 @@ def nonnegative_weights(name: str, value: np.ndarray, some: bool = True) -> None
         )
 
 
+def a_type(value: Any) -> str:
+    """Returns the name of a value's type with its article.
+
+    Examples:
+      >>> a_type(3), a_type("SGLD")
+      ('an int', 'a str')
+    """
+    name = type(value).__name__
+    is_vowel = name[0] in "aeioAEIO" or name.startswith(("ndarray", "SG", "Un"))  # as it is spoken
+    return f"{'an' if is_vowel else 'a'} {name}"
+
+
 def function(name: str, value: Any, signature: str = "") -> Any:
     """Returns `value` if it can be called; raises TypeError otherwise.
 
@@ -259,7 +271,7 @@ def function(name: str, value: Any, signature: str = "") -> Any:
     """
     if not callable(value):
         expected = f"a callable, {signature}" if signature else "a callable"
-        raise TypeError(f"{name} must be {expected}. Received: a {type(value).__name__}.")
+        raise TypeError(f"{name} must be {expected}. Received: {a_type(value)}.")
     return value
 
 

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from tfp_sgmcmc.internal.checks import a_type
+
 _PATIENCE_SECONDS, _LOOK_SECONDS = 60.0, 5.0
 
 
@@ -191,7 +193,7 @@ def check_executor(executor: Any) -> None:
         raise TypeError(
             "executor must have a method submit(function, argument), such as an executor of "
             "concurrent.futures or a Client of dask.distributed (python -m pip install "
-            f'"tfp_sgmcmc[distributed]"). Received: a {type(executor).__name__}.'
+            f'"tfp_sgmcmc[distributed]"). Received: {a_type(executor)}.'
         )
     context = getattr(executor, "_mp_context", None)  # of a ProcessPoolExecutor
     if context is not None and context.get_start_method() == "fork":

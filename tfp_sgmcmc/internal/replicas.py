@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.internal.checks import a_type
 from tfp_sgmcmc.internal.xla import traced
 
 # What TensorFlow raises where another worker is lost.
@@ -40,8 +41,8 @@ def current() -> Replicas | None:
     if not isinstance(strategy, _WITH_COPIES):
         raise ValueError(
             f"The strategy must be one of {', '.join(s.__name__ for s in _WITH_COPIES)}, whose "
-            "replicas step together. Received: a "
-            f"{type(strategy).__name__} of {strategy.num_replicas_in_sync} replicas."
+            "replicas step together. Received: "
+            f"{a_type(strategy)} of {strategy.num_replicas_in_sync} replicas."
         )
     return Replicas(strategy)
 

@@ -22,6 +22,7 @@ import keras
 import tensorflow as tf
 
 from tfp_sgmcmc.internal import replicas
+from tfp_sgmcmc.internal.checks import a_type
 from tfp_sgmcmc.internal.replicas import first_local, held_by_process
 from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.checks.fit_preflight import Preflight
@@ -347,7 +348,7 @@ def _check_validation(data: Any) -> None:
     if data is not None and not isinstance(data, WorkerBatches):
         raise TypeError(
             "validation_data must be WorkerBatches, too, on several workers. Received: "
-            f"{'arrays' if isinstance(data, tuple) else f'a {type(data).__name__}'}. "
+            f"{'arrays' if isinstance(data, tuple) else a_type(data)}. "
             "WorkerBatches(data) takes IndependentBatches or another keras.utils.PyDataset."
         )
 

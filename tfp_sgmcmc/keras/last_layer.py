@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.internal.checks import integer
+from tfp_sgmcmc.internal.checks import a_type, integer
 from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.model.priors import as_log_prior
 from tfp_sgmcmc.keras.posterior.batches import check_arrays, check_numbers, checked_inputs, num_rows
@@ -157,15 +157,15 @@ def _last_layer(model: keras.Model) -> tuple[keras.layers.Dense, Any]:
     flat = [] if outputs is None else keras.tree.flatten(outputs)
     if len(flat) != 1:
         raise ValueError(
-            "model must be Functional or Sequential with one output. Received: a "
-            f"{type(model).__name__} with {len(flat) or 'unknown'} outputs."
+            "model must be Functional or Sequential with one output. Received: "
+            f"{a_type(model)} with {len(flat) or 'unknown'} outputs."
         )
     layer = internals.layer_of(flat[0])
     if not isinstance(layer, keras.layers.Dense) or not layer.trainable:
         is_frozen = isinstance(layer, keras.layers.Dense)
         raise ValueError(
             "The model's output must come from a trainable Dense layer. Received: one from "
-            f"{getattr(layer, 'name', layer)!r}, a {type(layer).__name__}"
+            f"{getattr(layer, 'name', layer)!r}, {a_type(layer)}"
             + (" with trainable=False." if is_frozen else ". Give the activation to a Dense layer.")
         )
     weights = [layer.kernel, layer.bias] if layer.use_bias else [layer.kernel]

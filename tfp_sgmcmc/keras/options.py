@@ -233,8 +233,8 @@ def _check_keep(keep: Any) -> None:
     """Raises TypeError unless `keep` is a function that returns one truth value at step 0."""
     if not callable(keep):
         raise TypeError(
-            "keep must be a callable, step -> whether its state is kept. Received: a "
-            f"{type(keep).__name__}."
+            "keep must be a callable, step -> whether its state is kept. Received: "
+            f"{checks.a_type(keep)}."
         )
     step = tf.zeros([], tf.int64)
     found = checks.accepts("keep", keep, step)(step)
@@ -252,7 +252,7 @@ def as_collect(value: Any) -> Collect:
     if value is not None and not isinstance(value, Collect):
         raise TypeError(
             "collect must be a sgmcmc.keras.Collect, such as Collect(num_burnin_steps=1000). "
-            f"Received: a {type(value).__name__}."
+            f"Received: {checks.a_type(value)}."
         )
     return Collect() if value is None else value
 

@@ -93,8 +93,8 @@ class Traces(keras.callbacks.Callback):
         _import_writer()  # tell before the fit that it is missing
         if not isinstance(sampler, SamplerCallback):
             raise TypeError(
-                "sampler must be the SamplerCallback of the same fit. Received: a "
-                f"{type(sampler).__name__}."
+                "sampler must be the SamplerCallback of the same fit. Received: "
+                f"{checks.a_type(sampler)}."
             )
         _check_weights(weights)
         self._sampler, self._log_dir = sampler, checks.path("log_dir", log_dir)

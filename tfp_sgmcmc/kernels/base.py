@@ -12,7 +12,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.internal.checks import numbers, require
+from tfp_sgmcmc.internal.checks import a_type, numbers, require
 from tfp_sgmcmc.internal.nest import (
     State,
     by_part,
@@ -344,7 +344,7 @@ def check_results(
     if fields is None or (field is not None and field not in fields):
         raise TypeError(
             f"{called} must be what bootstrap_results or the last one_step of the kernel returned. "
-            f"Received: a {type(results).__name__}."
+            f"Received: {a_type(results)}."
         )
 
 
@@ -374,7 +374,7 @@ def check_kernel(name: str, kernel: Any) -> tfp.mcmc.TransitionKernel:
         is_number = isinstance(kernel, int) and name == "kernel"
         order = " The arguments are kernel, initial_state, num_results, in this order."
         raise TypeError(
-            f"{name} must be a tfp.mcmc.TransitionKernel. Received: a {type(kernel).__name__}."
+            f"{name} must be a tfp.mcmc.TransitionKernel. Received: {a_type(kernel)}."
             f"{order if is_number else ''}"
         )
     return kernel

@@ -16,6 +16,7 @@ from tfp_sgmcmc.covariance import (
 )
 from tfp_sgmcmc.covariance.base import Average, History, RunningMean
 from tfp_sgmcmc.covariance.estimators import Diag, Zero
+from tfp_sgmcmc.internal.checks import a_type
 from tfp_sgmcmc.internal.nest import State, append_dims, map_parts, squared_norm
 from tfp_sgmcmc.kernels.momentum import scaled
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
@@ -41,7 +42,7 @@ class GradientNoise:
         if target.num_scores == 0 and not exact:
             raise ValueError(
                 "target_log_prob_fn must give scores of single examples, from which the covariance "
-                f"of its gradient noise is estimated. Received: a {type(target).__name__}, which "
+                f"of its gradient noise is estimated. Received: {a_type(target)}, which "
                 "gives none. Use MinibatchLogProb, ControlVariate or SVRG."
             )
 

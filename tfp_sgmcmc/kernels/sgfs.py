@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import Block, CovarianceState, Diag, Full, NoiseCovariance, RunningMean
-from tfp_sgmcmc.internal.checks import integer, optional
+from tfp_sgmcmc.internal.checks import a_type, integer, optional
 from tfp_sgmcmc.internal.nest import (
     State,
     append_dims,
@@ -226,7 +226,7 @@ class SGFS(StochasticGradientKernel):
         if self._target.num_scores == 0 or isinstance(self._target, AnchoredTarget):
             raise ValueError(
                 "target_log_prob_fn must give scores of single examples, whose covariance is the "
-                f"Fisher information. Received: a {type(self._target).__name__}, which gives none, "
+                f"Fisher information. Received: {a_type(self._target)}, which gives none, "
                 "or differences of them. Use MinibatchLogProb."
             )
         self._noise = GradientNoise(self._target, covariance, RunningMean())

@@ -12,7 +12,7 @@ import tensorflow_probability as tfp
 import tree
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.internal import xla
+from tfp_sgmcmc.internal import checks, xla
 from tfp_sgmcmc.internal.nest import MANY_PARTS, Packing, named_parts
 from tfp_sgmcmc.internal.replicas import Replicas
 from tfp_sgmcmc.internal.xla import compilable, full_precision, traced
@@ -379,14 +379,14 @@ def start_of(kernel: tfp.mcmc.TransitionKernel, state: Any) -> Position:
         ) from error
     except (ValueError, tf.errors.InvalidArgumentError) as error:
         if isinstance(state, Mapping) and type(kernel).__module__.startswith(tfp.__name__):
-            wanted = f"a tensor or a list of tensors for a {type(kernel).__name__}"
+            wanted = f"a tensor or a list of tensors for {checks.a_type(kernel)}"
             received = _listed(state, "initial_state")
             raise TypeError(f"initial_state must be {wanted}. Received: {received}.") from error
         raise
     try:
         return Position(tf.zeros([], tf.int64), state, as_tensors(results))
     except (TypeError, ValueError) as error:
-        message = f"kernel must have tensors as results. Received: a {type(kernel).__name__}."
+        message = f"kernel must have tensors as results. Received: {checks.a_type(kernel)}."
         raise TypeError(message) from error
 
 

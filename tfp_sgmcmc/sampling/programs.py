@@ -219,8 +219,8 @@ def _arrays(kernel: Any, program: Program) -> dict[str, np.ndarray]:
     for name, x in program.inputs.items():
         if x.dtype == tf.resource:
             raise ValueError(
-                "kernel must read only tensors, which the file can hold. Received: a "
-                f"{type(kernel).__name__} that reads a variable. A Keras model's likelihood does; "
+                "kernel must read only tensors, which the file can hold. Received: "
+                f"{checks.a_type(kernel)} that reads a variable. A Keras model's likelihood does; "
                 "pass its weights by model.stateless_call, as parts of the state."
             )
         if x.dtype == tf.bfloat16:

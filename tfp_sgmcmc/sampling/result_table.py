@@ -11,7 +11,7 @@ import tree
 
 from tfp_sgmcmc.diagnostics import draw_summary
 from tfp_sgmcmc.diagnostics.convergence import effective_sample_size, rank_normalized_rhat
-from tfp_sgmcmc.internal.checks import array
+from tfp_sgmcmc.internal.checks import a_type, array
 from tfp_sgmcmc.internal.memory import readable
 from tfp_sgmcmc.internal.tables import Table, graded
 from tfp_sgmcmc.storage.stored_draws import Variable
@@ -110,7 +110,7 @@ def marginals_of(
     if not isinstance(reference, Mapping) and not hasattr(reference, "named_draws"):
         raise TypeError(
             "reference must be a result, or a dict of arrays [draws, chains, event...] by "
-            f"parameter name. Received: a {type(reference).__name__}."
+            f"parameter name. Received: {a_type(reference)}."
         )
     known = reference if isinstance(reference, Mapping) else reference.named_draws()
     found = dict[str, np.ndarray]()

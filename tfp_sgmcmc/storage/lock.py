@@ -16,6 +16,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+from tfp_sgmcmc.internal.checks import a_type
 from tfp_sgmcmc.storage.npz import open_regular
 
 _CAN_LOCK = importlib.util.find_spec("fcntl") is not None  # Windows cannot
@@ -215,7 +216,7 @@ def read_object(path: Path, advice: str) -> dict[str, Any]:
         with open_regular(path) as file:
             found = json.load(file)
         if not isinstance(found, dict):
-            raise ValueError(f"it holds a {type(found).__name__} in place of a JSON object")
+            raise ValueError(f"it holds {a_type(found)} in place of a JSON object")
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}). {advice}") from error
     return found

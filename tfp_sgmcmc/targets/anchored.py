@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfp_sgmcmc.internal.checks import a_type
 from tfp_sgmcmc.internal.nest import State, call_with_state, convert_state, static_or_dynamic_shape
 from tfp_sgmcmc.targets import linear_model_scores
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
@@ -160,7 +161,7 @@ def comparable_target(target: Target) -> Target:
     raise ValueError(
         "The target must be a MinibatchLogProb, a target that wraps one as its attribute `target`, "
         "or a FullDataLogProb: comparing log posteriors takes log likelihoods of single examples. "
-        f"Received: a {type(target).__name__}."
+        f"Received: {a_type(target)}."
     )
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 import tree
 
+from tfp_sgmcmc.internal.checks import a_type
 from tfp_sgmcmc.internal.nest import State, convert_state
 from tfp_sgmcmc.internal.tfp_mends import mend_tfp
 from tfp_sgmcmc.internal.xla import traced
@@ -170,7 +171,7 @@ def prior_and_bijector(
     if not isinstance(joint, tfp.distributions.Distribution):
         raise TypeError(
             "joint must be a tfp.distributions.Distribution, such as a JointDistributionNamed. "
-            f"Received: a {type(joint).__name__}."
+            f"Received: {a_type(joint)}."
         )
     shapes = tf.nest.flatten(tf.nest.map_structure(tf.TensorShape, joint.batch_shape))
     if any(shape.rank != 0 for shape in shapes):
@@ -197,8 +198,8 @@ def default_bijector(prior: Any) -> Any:
 
 def _has_no_bijector(prior: Any) -> TypeError:
     return TypeError(
-        "joint must have continuous parts with a default bijector. Received: a "
-        f"{type(prior).__name__} with parts of shapes {prior.event_shape}, of which one has none. "
+        "joint must have continuous parts with a default bijector. Received: "
+        f"{a_type(prior)} with parts of shapes {prior.event_shape}, of which one has none. "
         "Sum the likelihood over the values of a discrete part, because it has no gradient. For a "
         "mixture write the log prior as a function, and give bijector= if its values are "
         "constrained."

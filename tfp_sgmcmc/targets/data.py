@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from tfp_sgmcmc.internal.checks import eager
+from tfp_sgmcmc.internal.checks import a_type, eager
 from tfp_sgmcmc.internal.nest import flatten_named, named_parts, path_name
 
 _MOST_BYTES = 2**26  # of the examples that enter a checksum
@@ -75,16 +75,14 @@ def as_tensor(x: Any, dtype: Any, name: str = "data") -> tf.Tensor:
         )
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(
-            f"{name} must hold no masked arrays, whose masks would be lost. Received: a "
-            f"{type(x).__name__}. Give x.filled(value), or leave the rows with masked entries out, "
+            f"{name} must hold no masked arrays, whose masks would be lost. Received: "
+            f"{a_type(x)}. Give x.filled(value), or leave the rows with masked entries out, "
             "or give the mask as an array of its own."
         )
     try:
         tensor = tf.convert_to_tensor(x)
     except (TypeError, ValueError, NotImplementedError) as error:
-        raise TypeError(
-            f"{name} must hold arrays. Received: a {type(x).__name__}: {error}"
-        ) from error
+        raise TypeError(f"{name} must hold arrays. Received: {a_type(x)}: {error}") from error
     if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
         found, advice = tensor.dtype.name, ""
         if tensor.dtype == tf.string:

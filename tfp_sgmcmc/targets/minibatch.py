@@ -482,7 +482,7 @@ def checked_target(target: Any) -> MinibatchLogProb:
     if not isinstance(target, MinibatchLogProb):
         raise TypeError(
             "target must be a MinibatchLogProb that is not wrapped. "
-            f"Received: a {type(target).__name__}.{getattr(target, 'wrapping_advice', '')}"
+            f"Received: {checks.a_type(target)}.{getattr(target, 'wrapping_advice', '')}"
         )
     return target
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.checks import accepts, function, integer
+from tfp_sgmcmc.internal.checks import a_type, accepts, function, integer
 from tfp_sgmcmc.internal.nest import State, convert_state, state_from_call
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, value_and_gradient
@@ -136,9 +136,7 @@ class StreamedLogProb(Target):
         with self._faults.named(lambda: "epoch 0, in its first rows"):
             epoch = self._given_fn(0)
             if not isinstance(epoch, tf.data.Dataset):
-                raise TypeError(
-                    f"dataset(0) must be a tf.data.Dataset. Received: a {type(epoch).__name__}."
-                )
+                raise TypeError(f"dataset(0) must be a tf.data.Dataset. Received: {a_type(epoch)}.")
             if int(epoch.cardinality()) == tf.data.INFINITE_CARDINALITY:
                 raise ValueError(
                     "dataset must be one epoch, without .repeat(). Received: an infinite dataset."

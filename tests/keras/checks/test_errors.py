@@ -34,7 +34,7 @@ def make_model(*layers, **compiled):
         (
             {"make_kernel_fn": 3, "prior": ...},
             TypeError,
-            "kernel must be a callable.*Received: a int",
+            "kernel must be a callable.*Received: an int",
         ),
         ({"num_examples": 0}, ValueError, "num_examples must be .* Received: 0"),
         ({"num_examples": 10.0}, TypeError, "num_examples must be .* Received: 10.0"),
@@ -49,7 +49,7 @@ def make_model(*layers, **compiled):
         ({"prior": tfp.distributions.Normal([0.0, 1.0], 1.0)}, ValueError, "batch shape"),
         ({"prior": tfp.distributions.MultivariateNormalDiag([0.0])}, ValueError, "event shape"),
         ({"prior": tfp.distributions.Normal}, TypeError, "prior must .* Received: a _?[A-Z]"),
-        ({"keep": 3}, TypeError, "keep must be a callable.*Received: a int"),
+        ({"keep": 3}, TypeError, "keep must be a callable.*Received: an int"),
         ({"keep": lambda step: None}, TypeError, "keep must return one truth value"),
         ({"directory": 3}, TypeError, "directory must be a string or a path"),
         ({"seed": "x"}, ValueError, "seed must be an integer or two integers"),

@@ -49,7 +49,7 @@ def test_what_does_not_fit_is_refused():
     weighted = one.with_samples(one.samples, [1.0, 2.0, 3.0, 4.0])
     for given, error, words in (
         ([], ValueError, "at least one Posterior"),
-        ([one, 3], TypeError, "Received: a int at place 1"),
+        ([one, 3], TypeError, "Received: an int at place 1"),
         ([one, small_models.posterior_of(other, draws(4))], ValueError, "one model.*load"),
         ([kernel, bias], ValueError, "same variables.*kernel.*bias"),
         ([one, small_models.posterior_of(model, draws(5))], ValueError, "equally many.*4, 5"),

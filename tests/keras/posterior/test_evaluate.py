@@ -220,7 +220,7 @@ def test_lists_are_no_arrays():
     posterior = posterior_of(linear())
     with pytest.raises(TypeError, match="Received: a float"):
         posterior.predict(X.tolist())
-    with pytest.raises(TypeError, match="Received: a int"):
+    with pytest.raises(TypeError, match="Received: an int"):
         posterior.evaluate(X, CLASSES.tolist())
 
 

@@ -111,7 +111,7 @@ UNBUILT = keras.Sequential([keras.layers.Dense(1)])
         ({"variables": [keras.Variable([1.0])]}, ValueError, "variables must be variables of"),
         ({"samples": None}, TypeError, "samples must be a list of arrays"),
         ({"samples": [[1.0], [2.0]]}, TypeError, "samples must be .* a list with a list"),
-        ({"samples": np.zeros([2, 3])}, TypeError, "samples must be .* Received: a ndarray"),
+        ({"samples": np.zeros([2, 3])}, TypeError, "samples must be .* Received: an ndarray"),
         ({"num_chains": True}, TypeError, "num_chains must be an integer"),
         ({"num_chains": 0}, ValueError, "num_chains must be at least 1"),
     ],

@@ -18,7 +18,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance import CovarianceState
 from tfp_sgmcmc.covariance.base import covariance_states
 from tfp_sgmcmc.internal import replicas
-from tfp_sgmcmc.internal.checks import accepts
+from tfp_sgmcmc.internal.checks import a_type, accepts
 from tfp_sgmcmc.keras.chain.chain_state import ChainState, Status
 from tfp_sgmcmc.keras.chain.collection import Collection, NoiseMonitor, RingBuffer
 from tfp_sgmcmc.keras.chain.initial_states import (
@@ -344,7 +344,7 @@ def _checked(kernel: Any) -> tfp.mcmc.TransitionKernel:
     if not isinstance(kernel, tfp.mcmc.TransitionKernel):
         raise TypeError(
             "kernel must return a tfp.mcmc.TransitionKernel over the target that it was "
-            f"given. Received: a {type(kernel).__name__}."
+            f"given. Received: {a_type(kernel)}."
         )
     given = getattr(kernel, "parameters", {}).get("target_log_prob_fn")
     if given is not None and (isinstance(given, FullDataLogProb) or not isinstance(given, Target)):

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.checks import numbers
+from tfp_sgmcmc.internal.checks import a_type, numbers
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
 
@@ -277,7 +277,7 @@ def _values(model: keras.Model, member: Any, called: str) -> _Values:
             )
         return _sampled(member, [x[len(member) - 1] for x in member.samples])
     if not isinstance(member, keras.Model):
-        raise TypeError(f"{called} must be {_MEMBER}. Received: a {type(member).__name__}.")
+        raise TypeError(f"{called} must be {_MEMBER}. Received: {a_type(member)}.")
     if not member.built:
         raise ValueError(f"{called} must be {_MEMBER}. Received: {member.name!r}, not built.")
     return [(v.name, v.numpy()) for v in _floating(member)]

@@ -396,8 +396,8 @@ class WorkerBatches(internals.DataAdapter):
             )
         if not isinstance(data, keras.utils.PyDataset):
             raise TypeError(
-                "data must be IndependentBatches or another keras.utils.PyDataset. Received: a "
-                f"{type(data).__name__}."
+                "data must be IndependentBatches or another keras.utils.PyDataset. Received: "
+                f"{checks.a_type(data)}."
             )
         try:
             found = data.num_batches
@@ -405,8 +405,8 @@ class WorkerBatches(internals.DataAdapter):
             found = None
         if found is None:
             raise ValueError(
-                "data must have a length, the number of batches of an epoch. Received: a "
-                f"{type(data).__name__} without one."
+                "data must have a length, the number of batches of an epoch. Received: "
+                f"{checks.a_type(data)} without one."
             )
         self.data = data
 

@@ -30,6 +30,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.internal import replicas
+from tfp_sgmcmc.internal.checks import a_type
 
 DataAdapter = keras.src.trainers.data_adapters.data_adapter.DataAdapter
 _WITH_COPIES = (
@@ -80,7 +81,7 @@ def check_model_type(model: Any) -> None:
     if not isinstance(model, keras.Model):
         is_old = type(model).__module__.startswith("tf_keras")
         where = " of tf_keras, which is Keras 2; make it with Keras 3" * is_old
-        raise TypeError(f"model must be a keras.Model. Received: a {type(model).__name__}{where}.")
+        raise TypeError(f"model must be a keras.Model. Received: {a_type(model)}{where}.")
 
 
 def has_all_variables(model: keras.Model) -> bool:
@@ -120,7 +121,7 @@ def check_model(model: keras.Model) -> None:
             raise ValueError(
                 "Recurrent layers must have stateful=False, because the likelihood of a row would "
                 "depend on the batches before it, in whichever order they came. Received: "
-                f"{layer.name!r}, a {type(layer).__name__} with stateful=True. Give each row its "
+                f"{layer.name!r}, {a_type(layer)} with stateful=True. Give each row its "
                 "whole sequence."
             )
     if getattr(model.optimizer, "use_ema", False):

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.internal.checks import accepts, function, one_of
+from tfp_sgmcmc.internal.checks import a_type, accepts, function, one_of
 from tfp_sgmcmc.keras.model import compiled_loss, internals
 
 _REDUCTIONS = ("sum_over_batch_size", "sum", "mean", "mean_with_sample_weight", "none")
@@ -90,8 +90,8 @@ class NegativeLogLikelihood(keras.losses.Loss):
         distribution = self.make_distribution_fn(outputs)
         if not isinstance(distribution, tfp.distributions.Distribution):
             raise TypeError(
-                "make_distribution_fn must return a tfd distribution of y. Received: a "
-                f"{type(distribution).__name__}."
+                "make_distribution_fn must return a tfd distribution of y. Received: "
+                f"{a_type(distribution)}."
             )
         batch, rows = distribution.batch_shape, outputs.shape[:1]
         if batch.rank == 0 or not batch[:1].is_compatible_with(rows):

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc.internal.checks import accepts
+from tfp_sgmcmc.internal.checks import a_type, accepts
 from tfp_sgmcmc.internal.nest import sum_entries
 from tfp_sgmcmc.keras.model import internals
 
@@ -59,8 +59,8 @@ def check_patterns(name: str, values: Any) -> None:
     """Raises TypeError unless `values` maps strings, and ValueError if it is empty."""
     if not isinstance(values, Mapping):
         raise TypeError(
-            f"{name} must be a dict from patterns of variables' paths to values. Received: a "
-            f"{type(values).__name__}."
+            f"{name} must be a dict from patterns of variables' paths to values. Received: "
+            f"{a_type(values)}."
         )
     if not values:
         raise ValueError(f"{name} must have a pattern, such as '*'. Received: an empty dict.")
@@ -123,7 +123,7 @@ def check_prior(prior: Any) -> None:
         raise TypeError(
             "prior must be a scalar tfd distribution, a dict from patterns of variables' paths to "
             "distributions, a callable that takes the list of variables' values, or None. "
-            f"Received: a {type(prior).__name__}."
+            f"Received: {a_type(prior)}."
         )
 
 
@@ -196,7 +196,7 @@ def checked_value(name: str, returned: Any) -> tf.Tensor:
     except (TypeError, ValueError):
         value = None
     if value is None or not value.dtype.is_floating:
-        received = f"a {type(returned).__name__}" if value is None else value.dtype.name
+        received = a_type(returned) if value is None else value.dtype.name
         raise TypeError(
             f"{name} must return a float, the log prior of all variables together. Received: "
             f"{received}."
@@ -212,8 +212,8 @@ def checked_value(name: str, returned: Any) -> tf.Tensor:
 def _check_distribution(name: str, prior: Any) -> None:
     if not isinstance(prior, tfp.distributions.Distribution):
         raise TypeError(
-            f"{name} must be a tfd distribution, or None for a flat prior. Received: a "
-            f"{type(prior).__name__}."
+            f"{name} must be a tfd distribution, or None for a flat prior. Received: "
+            f"{a_type(prior)}."
         )
     if not isinstance(prior.dtype, tf.DType):
         raise TypeError(

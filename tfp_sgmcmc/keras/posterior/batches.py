@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.internal.checks import a_type, integer, nonnegative_weights, optional
 from tfp_sgmcmc.internal.checks import array as checked_array
-from tfp_sgmcmc.internal.checks import integer, nonnegative_weights, optional
 from tfp_sgmcmc.keras.model.internals import array_leaves, map_arrays
 from tfp_sgmcmc.sampling.progress import ProgressLines, progress
 from tfp_sgmcmc.targets.data import rows_not_finite, untuned
@@ -66,7 +66,7 @@ class Batches:
                 if value is not None:
                     raise ValueError(
                         f"{name} must be None with {self._kind}, whose elements are batches (x,), "
-                        f"(x, y) or (x, y, sample_weight). Received: a {type(value).__name__}."
+                        f"(x, y) or (x, y, sample_weight). Received: {a_type(value)}."
                     )
             self._batches, length = self._of_stream(x)
         known = (n for n in (length, self._steps) if n is not None)
@@ -303,8 +303,8 @@ def check_arrays(name: str, data: Any) -> None:
             is_part = leaf is None and data is not None
             advice = " Leave out what belongs to an output without a loss." if is_part else ""
             raise TypeError(
-                f"{name} must be an array [rows, ...], or a nest of such arrays. Received: a "
-                f"{type(leaf).__name__}.{advice}"
+                f"{name} must be an array [rows, ...], or a nest of such arrays. Received: "
+                f"{a_type(leaf)}.{advice}"
             )
         if _kind(leaf) in "OcMm":
             raise TypeError(f"{name} must have real numbers as entries. Received: {leaf!r}.")

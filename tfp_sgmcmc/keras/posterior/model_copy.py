@@ -37,7 +37,7 @@ def copy_of(model: keras.Model, inputs: Any) -> tuple[Any, keras.Model, Any]:
     if inputs is None and not known:
         raise ValueError(
             "inputs must be given unless the model is Functional or Sequential, whose inputs are "
-            f"known. Received: None for a {type(model).__name__}. Pass "
+            f"known. Received: None for {checks.a_type(model)}. Pass "
             "to_keras_model(inputs=keras.Input(shape)), or a nest of them."
         )
     if inputs is not None and not all(map(keras.utils.is_keras_tensor, keras.tree.flatten(inputs))):
@@ -75,7 +75,7 @@ def _from_config(model: keras.Model) -> keras.Model:
         name = "" if layer is model else f"its layer {layer.name!r}, "
         raise ValueError(
             f"The model {model.name!r} must be made again by its get_config and from_config. "
-            f"Received: {name}a {type(layer).__name__}, for which this fails. Let its __init__ "
+            f"Received: {name}{checks.a_type(layer)}, for which this fails. Let its __init__ "
             "take **kwargs and pass them to super().__init__, and let its get_config return the "
             "other arguments beside those of super().get_config()."
         ) from error
@@ -264,8 +264,8 @@ def distil(
     checked_inputs(model, x)
     if not isinstance(validation_data, tuple | list) or len(validation_data) not in (2, 3):
         raise TypeError(
-            "validation_data must be a tuple (x, y) or (x, y, sample_weight). Received: a "
-            f"{type(validation_data).__name__}. Draws of the ensemble take the place of labels of "
+            "validation_data must be a tuple (x, y) or (x, y, sample_weight). Received: "
+            f"{checks.a_type(validation_data)}. Draws of the ensemble take the place of labels of "
             "the training inputs."
         )
     seed = random.as_seed(random.fresh_seed() if seed is None else seed)

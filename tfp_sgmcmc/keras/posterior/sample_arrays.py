@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.diagnostics.weighted import checked_step_sizes
-from tfp_sgmcmc.internal.checks import integer
+from tfp_sgmcmc.internal.checks import a_type, integer
 from tfp_sgmcmc.storage import npz
 from tfp_sgmcmc.targets.data import rows_not_finite
 
@@ -85,7 +85,7 @@ def checked(
         if not is_list or not hasattr(values, "shape") or not hasattr(values, "dtype"):
             raise TypeError(
                 "samples must be a list of arrays, one for each variable. Received: "
-                f"{'a list with ' if is_list else ''}a {type(values).__name__}."
+                f"{'a list with ' if is_list else ''}{a_type(values)}."
             )
     if len(samples) != len(variables) or not samples:
         raise ValueError(
@@ -293,16 +293,14 @@ def _difference(described: list[Description], model: keras.Model) -> str:
 def concatenated(posteriors: Any, kind: type) -> tuple[Any, ...]:
     """Returns the arguments of the posterior, of class `kind`, that has the chains of all."""
     if not isinstance(posteriors, list | tuple):
-        raise TypeError(
-            f"posteriors must be a list of Posterior. Received: a {type(posteriors).__name__}."
-        )
+        raise TypeError(f"posteriors must be a list of Posterior. Received: {a_type(posteriors)}.")
     if not posteriors:
         raise ValueError("posteriors must hold at least one Posterior. Received: none.")
     first = posteriors[0]
     for number, part in enumerate(posteriors):
         if not isinstance(part, kind):
             raise TypeError(
-                f"posteriors must be a list of Posterior. Received: a {type(part).__name__} at "
+                f"posteriors must be a list of Posterior. Received: {a_type(part)} at "
                 f"place {number}."
             )
         if part.model is not first.model:
@@ -353,7 +351,7 @@ def checked_variables(variables: Any, model: keras.Model) -> list[keras.Variable
         if not isinstance(variable, keras.Variable):
             raise TypeError(
                 "variables must be a list of the model's variables, such as "
-                f"model.trainable_variables. Received: a {type(variable).__name__}."
+                f"model.trainable_variables. Received: {a_type(variable)}."
             )
         if not any(variable is v for v in model.variables):
             raise ValueError(

@@ -24,7 +24,7 @@ import tree
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import xla
-from tfp_sgmcmc.internal.checks import integer
+from tfp_sgmcmc.internal.checks import a_type, integer
 from tfp_sgmcmc.internal.extras import Workers, check_executor, pack_call, submit_call
 from tfp_sgmcmc.sampling.loop import Loop, Position, state_tensors
 from tfp_sgmcmc.sampling.progress import defer_interrupt, progress
@@ -202,12 +202,12 @@ def _kernel_fn(make_kernel: Any, executor: Any) -> Callable[[], tfp.mcmc.Transit
         if executor is None:
             return lambda: make_kernel
         raise TypeError(
-            f"{expected}, and loads its data, on the worker, if there is an executor. Received: a "
-            f"{type(make_kernel).__name__}."
+            f"{expected}, and loads its data, on the worker, if there is an executor. Received: "
+            f"{a_type(make_kernel)}."
         )
     if isinstance(make_kernel, Target):
         raise TypeError(
-            f"{expected}, or a kernel. Received: a {type(make_kernel).__name__}. "
+            f"{expected}, or a kernel. Received: {a_type(make_kernel)}. "
             "sample(target, ..., num_chains=..., chains_per_shard=...) chooses the settings of a "
             "target, and samples it in shards."
         )

@@ -25,6 +25,7 @@ from tfp_sgmcmc.diagnostics.convergence import (
     chain_dependence,
     rhat_of_moments,
 )
+from tfp_sgmcmc.internal.checks import a_type
 from tfp_sgmcmc.sampling.loop import Loop
 from tfp_sgmcmc.sampling.result import SampleResult
 from tfp_sgmcmc.sampling.run import ProgressHooks, run_kernel
@@ -223,8 +224,7 @@ def run_shard(
     kernel, view, check = made if isinstance(made, CheckedKernel) else (made, None, None)
     if not isinstance(kernel, tfp.mcmc.TransitionKernel):
         raise TypeError(
-            "make_kernel must return a tfp.mcmc.TransitionKernel. Received: a "
-            f"{type(kernel).__name__}."
+            f"make_kernel must return a tfp.mcmc.TransitionKernel. Received: {a_type(kernel)}."
         )
     # Shards in one process share a kernel.
     problem = _problem(kernel, task.reference) if task.is_shared else {}

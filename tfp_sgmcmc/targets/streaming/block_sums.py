@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.internal.checks import a_type
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
 from tfp_sgmcmc.internal.replicas import current
 from tfp_sgmcmc.internal.xla import num_parallel_programs, traced_once
@@ -250,8 +251,8 @@ def _devices() -> list[str]:
     if replicas.num_workers > 1:
         raise ValueError(
             "A pass over a stream must be made by one process, or by the workers of an executor: "
-            "draw_pool(part -> stream, initial_state, num_parts=..., executor=...). Received: a "
-            f"{type(replicas.strategy).__name__} of {replicas.num_workers} workers, each of which "
+            "draw_pool(part -> stream, initial_state, num_parts=..., executor=...). Received: "
+            f"{a_type(replicas.strategy)} of {replicas.num_workers} workers, each of which "
             "would read all rows."
         )
     return replicas.devices

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfp_sgmcmc.internal.checks import accepts, function, integer
+from tfp_sgmcmc.internal.checks import a_type, accepts, function, integer
 from tfp_sgmcmc.internal.extras import Workers, check_executor, make_call, pack_call, submit_call
 from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.targets.data import assert_finite_rows, form_of
@@ -246,7 +246,7 @@ class StreamParts:
         is_whole = isinstance(source, StreamedLogProb)
         if is_whole == (num_parts is not None) or (is_whole and executor is not None):
             raise TypeError(
-                f"{expected}. Received: a {type(source).__name__}, num_parts={num_parts} and "
+                f"{expected}. Received: {a_type(source)}, num_parts={num_parts} and "
                 f"executor={executor!r}."
             )
         if not is_whole:
@@ -306,7 +306,7 @@ class StreamParts:
 def _checked(target: Any, part: int) -> StreamedLogProb:
     if not isinstance(target, StreamedLogProb):
         raise TypeError(
-            f"target({part}) must return a StreamedLogProb. Received: a {type(target).__name__}."
+            f"target({part}) must return a StreamedLogProb. Received: {a_type(target)}."
         )
     return target
 

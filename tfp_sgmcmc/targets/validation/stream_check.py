@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.covariance.base import covariance_states
+from tfp_sgmcmc.internal.checks import a_type
 from tfp_sgmcmc.internal.nest import State, chain_of_vector, named_parts, one_chain, vector_of_chain
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.data import assert_finite_rows
@@ -182,8 +183,8 @@ def refuse_epochs(kernel: Any, target: Any, results: Any) -> None:
     )
     raise ValueError(
         f"The minibatches must be independent for {type(kernel).__name__}, because it corrects "
-        "for the gradient noise of independent minibatches. Received: a "
-        f"{type(target).__name__} whose epochs take every example once, so that variances would be "
+        "for the gradient noise of independent minibatches. Received: "
+        f"{a_type(target)} whose epochs take every example once, so that variances would be "
         f"too small, by up to the share of the gradient noise in all noise. To sample, {cure}. "
         "preflight_check=False takes them all the same."
     )
