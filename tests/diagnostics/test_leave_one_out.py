@@ -110,5 +110,5 @@ def test_models_are_compared_on_paired_rows() -> None:
         compare({"best": models["best"], "some": some})
     with pytest.raises(ValueError, match="at least two results"):
         compare({"one": models["best"]})
-    with pytest.raises(TypeError, match="Received: 'b', a int"):
+    with pytest.raises(TypeError, match="Received: 'b', an int"):
         compare({"a": models["best"], "b": 3})

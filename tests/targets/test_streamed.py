@@ -251,8 +251,8 @@ def test_the_full_log_posterior_is_a_pass_over_the_dataset() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (dict(dataset=X), TypeError, r"a callable, .* or a tf\.data\.Dataset. .* a ndarray"),
-        (dict(dataset=lambda epoch: X), TypeError, r"dataset\(0\) must be .* a ndarray"),
+        (dict(dataset=X), TypeError, r"a callable, .* or a tf\.data\.Dataset. .* an ndarray"),
+        (dict(dataset=lambda epoch: X), TypeError, r"dataset\(0\) must be .* an ndarray"),
         (dict(dataset=lambda epoch: EXAMPLES), ValueError, "which are single rows"),
         (dict(dataset=lambda epoch: dataset(0).take(0)), ValueError, "23 examples .* 0 has 0"),
         (

@@ -82,7 +82,7 @@ def test_one_process_takes_whole_batches():
     ("data", "error", "words"),
     [
         ((X, Y), TypeError, "data must be IndependentBatches or another.*PyDataset.*a tuple"),
-        (Endless(), ValueError, "data must have a length.*a Endless without one"),
+        (Endless(), ValueError, "data must have a length.*an Endless without one"),
     ],
 )
 def test_other_data_are_refused(data, error, words):

@@ -89,7 +89,7 @@ def test_an_example_s_entries_are_summed(fn, y, expected):
 @pytest.mark.parametrize(
     "fn, y, error, words",
     [
-        (lambda out: out, Y, TypeError, "must return .* Received: a .*Tensor"),
+        (lambda out: out, Y, TypeError, "must return .* Received: an .*Tensor"),
         (heteroscedastic, OUTPUTS, ValueError, r"batch shape \(8, 1\).*Received: shape \(8, 2\)"),
         (heteroscedastic, Y[:1], ValueError, r"y must have shape \(8, 1\)"),
         (heteroscedastic, Y.T, ValueError, r"y must .* Received: shape \(1, 8\)"),

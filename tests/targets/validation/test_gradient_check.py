@@ -185,7 +185,7 @@ def test_plain_targets_pass_if_finite(fn: Any) -> None:
     sgmcmc.preflight(fn, tf.constant(2.0))
     with pytest.raises(ValueError, match="The log posterior is NaN or infinite"):
         sgmcmc.preflight(fn, tf.constant(-2.0))
-    with pytest.raises(TypeError, match="target must be a callable, .* a int"):
+    with pytest.raises(TypeError, match="target must be a callable, .* an int"):
         sgmcmc.preflight(3, tf.constant(0.5))
 
 
