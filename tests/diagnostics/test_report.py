@@ -358,8 +358,9 @@ def test_bad_input() -> None:
         sgmcmc.report({"w": np.full([5, 2], "a")})
     with pytest.raises(ValueError, match=r"same numbers of draws and chains. Received: b with"):
         sgmcmc.report({"w": np.ones([5, 2]), "b": np.ones([6, 2])})
-    for bad in ([np.ones([5, 2])], np.ones([5, 2]), None):
-        received = f"result must .* Received: an? {type(bad).__name__}. Give draws the names"
+    kinds = {"a list": [np.ones([5, 2])], "an ndarray": np.ones([5, 2]), "a NoneType": None}
+    for kind, bad in kinds.items():
+        received = f"result must .* Received: {kind}. Give draws the names"
         with pytest.raises(TypeError, match=received):
             sgmcmc.report(bad)
     chain = tfp.mcmc.StatesAndTrace(np.ones([5, 2], np.float32), ())

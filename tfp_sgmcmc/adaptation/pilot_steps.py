@@ -15,7 +15,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc.diagnostics.vector_functions import value_and_gradient_of_z
 from tfp_sgmcmc.internal.nest import State, unflatten_events
-from tfp_sgmcmc.internal.xla import by_blocks, traced
+from tfp_sgmcmc.internal.xla import nest_by_blocks, traced
 from tfp_sgmcmc.sampling.loop import FiniteCheck, Loop, Position, start_of
 from tfp_sgmcmc.targets import MinibatchLogProb
 from tfp_sgmcmc.targets.base import kept_program
@@ -171,14 +171,9 @@ class PilotSteps:
 
     def _states(self, z: np.ndarray) -> Any:
         """Returns parameters by blocks of one size, for which one program is enough."""
-        found = by_blocks(
-            lambda block: tf.nest.flatten(self._parameters(block, self._affine)),
-            z.reshape(-1, z.shape[-1]),
-            _ROWS,
-            z.dtype,
+        return nest_by_blocks(
+            lambda block: self._parameters(block, self._affine), z, _ROWS, self.kept[0]
         )
-        found = [x.reshape(z.shape[:-1] + x.shape[1:]) for x in found]
-        return tf.nest.pack_sequence_as(self.kept[0], found)
 
     def to_pilot(self, position: Position) -> Position:
         """Returns a run's position as one of the pilot."""

@@ -20,7 +20,7 @@ from tfp_sgmcmc.internal.nest import (
     num_entries,
     unflatten_events,
 )
-from tfp_sgmcmc.internal.xla import by_blocks, traced
+from tfp_sgmcmc.internal.xla import by_blocks, nest_by_blocks, traced
 from tfp_sgmcmc.targets.base import Target, kept_program
 from tfp_sgmcmc.targets.data import evenly_spread
 from tfp_sgmcmc.targets.laplace.laplace import parameters_bijector
@@ -128,10 +128,8 @@ def parameters_of_states(target: Any, like: State) -> Callable[[State], Any]:
 
     def parameters(states: State) -> Any:
         flat = flatten_events(states, tf.nest.flatten(states)[0].shape.rank - first.shape.rank)
-        rows = flat.numpy().reshape(-1, flat.shape[-1])
-        found = by_blocks(lambda x: tf.nest.flatten(program(x)), rows, _ROWS, first.dtype)
-        found = [tf.constant(x.reshape([*flat.shape[:-1], *x.shape[1:]])) for x in found]
-        return tf.nest.pack_sequence_as(kept, found)
+        found = nest_by_blocks(program, flat.numpy(), _ROWS, kept)
+        return tf.nest.map_structure(tf.constant, found)
 
     return parameters
 

@@ -149,6 +149,17 @@ def by_blocks(
     return [np.concatenate(parts)[: len(rows)] for parts in found]
 
 
+def nest_by_blocks(program: Callable[[tf.Tensor], Any], x: np.ndarray, size: int, like: Any) -> Any:
+    """Returns the nest of a program's results `[size, ...]` at vectors x, `[..., D]`.
+
+    The arrays have the leading axes of x, and the nest has the structure of `like`.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    found = by_blocks(lambda block: tf.nest.flatten(program(block)), rows, size, x.dtype)
+    found = [y.reshape([*x.shape[:-1], *y.shape[1:]]) for y in found]
+    return tf.nest.pack_sequence_as(like, found)
+
+
 def traced_once(fn: Callable[..., Any], jit_compile: bool | None = None) -> Callable[..., Any]:
     """Returns `fn` as a graph for the shapes of its first call, which all later calls must have.
 
