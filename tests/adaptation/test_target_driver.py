@@ -55,6 +55,7 @@ from tfp_sgmcmc.adaptation.timed_hmc import leapfrog
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.storage import npz
 from tfp_sgmcmc.targets.control_variates.control_variate import RemainderCovariance
+from tfp_sgmcmc.targets.laplace import quadratic
 from tfp_sgmcmc.targets.laplace.quadratic import Hessians
 
 tfd = tfp.distributions
@@ -872,9 +873,15 @@ def test_draws_that_are_too_few_to_be_checked_settle_no_doubt() -> None:
     assert [flag.grade for flag in result.flags] == ["doubt", "doubt"]
 
 
-@pytest.mark.slow
-def test_more_parameters_than_a_matrix_is_for() -> None:
-    """Low rank and HMC on all data: 4100 independent entries, of which data inform ten."""
+@pytest.mark.parametrize(
+    ("num_parameters", "most"), [(40, 39), pytest.param(4100, 4096, marks=pytest.mark.slow)]
+)
+def test_more_parameters_than_a_matrix_is_for(
+    monkeypatch: pytest.MonkeyPatch, num_parameters: int, most: int
+) -> None:
+    """Low rank and HMC on all data: independent entries, of which data inform ten."""
+    for module in (coordinates, quadratic):
+        monkeypatch.setattr(module, "MOST_DIMENSIONS", most)
     x = RNG.normal(size=[200, 10]).astype(np.float32)
     target = sgmcmc.MinibatchLogProb(
         lambda w: -tf.reduce_sum(w**2, axis=-1) / 2,
@@ -882,12 +889,13 @@ def test_more_parameters_than_a_matrix_is_for() -> None:
         x,
         10,
     )
-    result = sgmcmc.sample(target, tf.zeros([4100]), 300, seed=0, progress_bar=False)
+    options: dict[str, Any] = {"seed": 0, "progress_bar": False, "jit_compile": most == 4096}
+    result = sgmcmc.sample(target, tf.zeros([num_parameters]), 300, **options)
     assert result.choices.coordinates == "low rank"
     covariance = np.linalg.inv(4 * x.astype(np.float64).T @ x + np.eye(10))
-    draws = np.asarray(result.states).reshape(-1, 4100)
-    # 1200 draws, 4090 entries: means of squares within six standard errors.
-    assert abs((draws[:, 10:] ** 2).mean() - 1) < 6 * (2 / 1200 / 4090) ** 0.5 + 0.01
+    draws = np.asarray(result.states).reshape(-1, num_parameters)
+    # Means of squares of 1200 draws are within six standard errors.
+    assert abs((draws[:, 10:] ** 2).mean() - 1) < 6 * (2 / draws[:, 10:].size) ** 0.5 + 0.01
     ratio = draws[:, :10].std(axis=0) / np.diag(covariance) ** 0.5
     np.testing.assert_array_less(np.abs(ratio - 1), 0.25)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ class TimedHMC:
     @property
     def seconds(self) -> float:
         """The time of a nearly independent draw of each chain, in a compiled program."""
-        self._runs.time_steps(_NAME, self._chains, (*self._first, self._affine))
+        self._runs.time_steps(_NAME, self._chains, self._settings(*self._first))
         return _STRIDE * self._runs.milliseconds[_NAME] / 1e3
 
     @property
@@ -97,11 +98,11 @@ class TimedHMC:
         """Chains of a program that serves all affine coordinates, and is kept with the target."""
         problem, found, jit_compile = self._problem, self._found, self._runs.jit_compile
 
-        def kernel(settings: tuple[tf.Tensor, tf.Tensor, Affine | None]) -> Any:
-            step, count, affine = settings
+        def kernel(settings: Sequence[Any]) -> Any:
+            step, count, *affine = settings
             log_prob_fn: Any = found.target
-            if affine is not None:
-                log_prob_fn = log_prob_of_z(problem, found.center, affine)
+            if affine:
+                log_prob_fn = log_prob_of_z(problem, found.center, *affine)
             return tfp.mcmc.HamiltonianMonteCarlo(log_prob_fn, step, tf.cast(count, tf.int32))
 
         return kept_program(
@@ -111,6 +112,9 @@ class TimedHMC:
             lambda: PilotChains(kernel, jit_compile),
         )
 
+    def _settings(self, step: float, count: int) -> Sequence[Any]:
+        return (step, count) if self._affine is None else (step, count, self._affine)
+
     def _pilot(self, step: float, count: int, num_draws: int) -> PilotDraws | None:
         """Runs a pilot, in NumPy where that takes less time than to compile its steps."""
         compiled = self._chains
@@ -118,14 +122,15 @@ class TimedHMC:
         seconds = num_draws * count * self._runs.milliseconds.get(_GRADIENT, np.inf) / 1e3
         if self._of_z is not None and not compiled.is_compiled and seconds < _COMPILATION:
             chains = HMCChains(self._of_z)
-        return self._runs.pilot(chains, self._gradients, (step, count, self._affine), 1, num_draws)
+        settings = self._settings(step, count)
+        return self._runs.pilot(chains, self._gradients, settings, 1, num_draws)
 
     def _steps_of_run(self, step: float, count: int) -> PilotSteps | None:
         if self._affine is None:
             return None
         chains = self._chains
         if not chains.is_compiled:  # else they ran the last pilot, with these settings
-            self._runs.restart(chains, (step, count, self._affine))
+            self._runs.restart(chains, self._settings(step, count))
         given = chains.loop, chains.settings, chains.settings[2]
         return PilotSteps(self._problem, self._found.center, *given, self._runs.jit_compile)
 
