@@ -29,7 +29,6 @@ def test_two_replicas() -> None:
         f"{OF_TARGETS}::test_chain_is_that_of_one_replica[SGLD-quick]",
         f"{OF_TARGETS}::test_each_replica_loads_its_shards",
         f"{OF_TARGETS}::test_replicas_divide_the_passes_over_a_stream",
-        f"{OF_TARGETS}::test_a_run_goes_on_with_another_number_of_replicas",
         f"{OF_KERAS}::test_chain_is_that_of_one_device[graph]",
     )
 

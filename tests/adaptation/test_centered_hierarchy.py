@@ -301,7 +301,7 @@ def test_nuts_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
         np.testing.assert_allclose(results.grads_target_log_prob[0], found, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("first", [0.01, 5.0])
+@pytest.mark.parametrize("first", fast_settings([0.01, 5.0], 5.0))
 def test_the_step_is_adapted_to_the_acceptance(first: float) -> None:
     """Other steps are not: the run keeps the step that it is given, and the pilot's first is lost.
 

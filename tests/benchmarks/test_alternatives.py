@@ -52,6 +52,7 @@ def test_a_microcanonical_step_is_the_formula() -> None:
         assert_close([state.numpy()], [x], atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_the_symmetric_scheme_has_the_right_variance_at_large_steps() -> None:
     """For a normal law its states are exact, where the kernel's own are 9 % too wide."""
     options = {"step_size": 1.0, "momentum_loss": 0.5, "prior_variance": 1e12, "noise_limit": 1e9}
@@ -66,6 +67,7 @@ def test_the_symmetric_scheme_has_the_right_variance_at_large_steps() -> None:
     assert spreads[1] == pytest.approx(4.0 * 3 / 2.75, rel=0.02)
 
 
+@pytest.mark.thorough
 def test_exact_friction_has_its_law() -> None:
     """The stationary variance of the linear recursion of kicks and flows, from its equations."""
     a, curvature, rate = 0.5, 0.25, 1.0

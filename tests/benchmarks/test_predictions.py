@@ -212,6 +212,7 @@ def test_networks_side_by_side_stop_at_their_best(monkeypatch: pytest.MonkeyPatc
     assert found[1].tolist() == [[2.0], [5.0]]
 
 
+@pytest.mark.thorough
 def test_a_step_of_networks_side_by_side_has_the_rows_of_a_batch_alone() -> None:
     """A batch of a length unknown in the graph would be padded to the rows of an epoch."""
     model = keras.Sequential([keras.Input([1]), keras.layers.Dropout(0.5), keras.layers.Dense(1)])

@@ -142,6 +142,7 @@ def test_every_planted_change_can_be_planted(tmp_path: Path) -> None:
     assert ", survived" in shown.note
 
 
+@pytest.mark.thorough
 def test_the_panel_judges_groups_of_chains_of_a_run() -> None:
     """A likelihood that counts 20 times is told in both groups of four chains."""
     p = panel.gaussian(1.0, 2.0)

@@ -136,14 +136,14 @@ def alike(correlation: float, num: int, chains: int, entries: int, rho: float = 
 def test_dependent_chains_are_worth_fewer() -> None:
     """1 + (C - 1) rho chains vary as one; sums of 300 independent draws have errors of 8 %."""
     kinds = ("bulk", "mean", "tail")
-    independent = alike(0.0, 6000, 16, 20)[..., :10]
+    independent = alike(0.0, 6000, 16, 20)[..., :5]
     sizes = [effective_sample_size(independent, kind) for kind in kinds]
     for correlation in (0.2, 0.95):
         x = alike(correlation, 6000, 16, 20)
         factor = chain_dependence(x).mean()
         assert factor == pytest.approx(1 + 15 * correlation, rel=0.1)
         for kind, size in zip(kinds, sizes, strict=True):
-            ratio = size / effective_sample_size(x[..., :10], kind)
+            ratio = size / effective_sample_size(x[..., :5], kind)
             assert ratio.mean() == pytest.approx(factor, rel=0.2)
 
 

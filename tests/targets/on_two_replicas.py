@@ -129,8 +129,8 @@ def test_scores_of_second_order(name: str) -> None:
 
 
 def test_a_run_goes_on_with_another_number_of_replicas(tmp_path: Path) -> None:
-    pytest.importorskip("zarr")
     """SGNHT has more than its position to store, and is traced faster than other such kernels."""
+    pytest.importorskip("zarr")
     options: dict[str, Any] = dict(seed=0, jit_compile=False, progress_bar=False)
     with MIRRORED.scope():
         kernel = kernels("SGNHT", sharded(jit_compile=False))

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 from tests.keras import small_models
 from tests.keras.small_models import CROSSENTROPY, assert_close, assert_equal, sequential
 from tfp_sgmcmc.keras.chain.chain import Chain
@@ -126,18 +127,18 @@ class Cell(keras.layers.Layer):
 
 
 @pytest.mark.filterwarnings("ignore:`build..` was called on layer")
-def test_weights_that_a_first_call_makes_are_sampled():
+@pytest.mark.parametrize("ensemble", fast_settings([False, True], False))
+def test_weights_that_a_first_call_makes_are_sampled(ensemble):
     inputs = keras.Input([2, 3])
-    for make in (sampler, lambda: sgmcmc.keras.SamplerCallback(seed=0)):
-        model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.RNN(Cell())(inputs)))
-        model.compile(loss=CROSSENTROPY, jit_compile=False)
-        assert len(model.trainable_variables) == 2
-        callback = make()
-        x = np.stack([X, X], axis=1)
-        model.fit(x, Y, batch_size=10, epochs=2, verbose=0, callbacks=[callback])
-        shapes = [v.shape for v in model.trainable_variables]
-        assert [a.shape[-len(s) :] for a, s in zip(callback.samples, shapes, strict=True)] == shapes
-        assert len(shapes) == 4
+    model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.RNN(Cell())(inputs)))
+    model.compile(loss=CROSSENTROPY, jit_compile=False)
+    assert len(model.trainable_variables) == 2
+    callback = sgmcmc.keras.SamplerCallback(seed=0) if ensemble else sampler()
+    x = np.stack([X, X], axis=1)
+    model.fit(x, Y, batch_size=10, epochs=2, verbose=0, callbacks=[callback])
+    shapes = [v.shape for v in model.trainable_variables]
+    assert [a.shape[-len(s) :] for a, s in zip(callback.samples, shapes, strict=True)] == shapes
+    assert len(shapes) == 4
 
 
 def test_frozen_layers_stay():

@@ -166,9 +166,10 @@ def test_num_groups_is_checked():
     ("kernel", "covariance"),
     [
         ("NOGIN", "full"),
-        ("SGHMC", "diag"),
-        pytest.param("NOGIN", "diag", marks=pytest.mark.thorough),
-        pytest.param("SGHMC", "full", marks=pytest.mark.thorough),
+        *(
+            pytest.param(*pair, marks=pytest.mark.thorough)
+            for pair in (("SGHMC", "diag"), ("NOGIN", "diag"), ("SGHMC", "full"))
+        ),
     ],
 )
 def test_one_chain_with_an_axis_of_chains(kernel, covariance):

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 from tests.keras import small_models
 from tests.keras.small_models import assert_close, assert_equal, sgld, unit_normal
 
@@ -362,7 +363,7 @@ class TestNonFinite:
         assert caught.value.step == 3
         assert len(callback.samples[0]) == 3
 
-    @pytest.mark.parametrize("jit", [True, False])
+    @pytest.mark.parametrize("jit", fast_settings([True, False], False))
     def test_of_labels_of_a_data_set(self, jit):
         """XLA gives wrong classes the loss NaN; a CPU without it stops in the step."""
         model = make_model(

@@ -217,7 +217,7 @@ class TestSecondFit:
         with pytest.raises(ValueError, match="from one posterior. Received: another y"):
             fit(model, callback, y=keras.utils.to_categorical(Y[:, 0]))
 
-    @pytest.mark.parametrize("chains", [None, 2])
+    @pytest.mark.parametrize("chains", fast_settings([None, 2], None))
     def test_weights_that_were_set_since_the_last_fit_are_told(self, chains):
         """They are the state of a single chain; several chains have states of their own."""
         callback, model = standard(chains=chains), classifier(run_eagerly=chains is None)

@@ -218,7 +218,7 @@ def test_a_second_pool_takes_what_the_first_one_has_built() -> None:
     np.testing.assert_array_equal(first(START), second(START))
 
 
-@pytest.mark.parametrize("outlier", [80.0, pytest.param(120.0, marks=pytest.mark.thorough), 1e3])
+@pytest.mark.parametrize("outlier", fast_settings([80.0, 120.0, 1e3], 80.0))
 def test_one_row_that_moves_the_mode_far_is_seen(outlier: float) -> None:
     """The pilot's rows, one in ten, lack it for this seed. The log posterior has a closed form."""
     y = np.random.default_rng(0).normal(size=N)

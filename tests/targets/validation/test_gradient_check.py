@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 from tests.harness.gaussian_mean import GaussianMean
 
 tfb, tfd = tfp.bijectors, tfp.distributions
@@ -371,7 +372,7 @@ def test_what_is_no_kernel_is_refused(kernel: Any) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("chains", [(), (4,), (2, 3)])
+@pytest.mark.parametrize("chains", fast_settings([(), (4,), (2, 3)], (), (2, 3)))
 def test_scores_that_are_not_the_gradient_are_refused(shared: bool, chains: tuple) -> None:
     def scores(factor: float) -> Any:
         return lambda theta, batch: factor * (batch - theta[..., tf.newaxis])
