@@ -244,12 +244,21 @@ class TestGroups:
         [
             ({"collect": 1000}, "collect must be a sgmcmc.keras.Collect"),
             ({"chains": 2.5}, "num_chains must be"),
-            ({"output": 3}, "directory must be"),
+            ({"output": 3}, "output must be"),
         ],
     )
     def test_bad_input(self, arguments, message):
         with pytest.raises(TypeError, match=message):
             sampler(**arguments)
+
+    @pytest.mark.parametrize(
+        ("starts", "error", "received"),
+        [("modle", ValueError, "'modle'"), (3, TypeError, "an int"), (None, TypeError, "a None")],
+    )
+    def test_other_starts_are_refused(self, starts, error, received):
+        expected = f'initial_states must be "initializers", "fresh", .*Received: {received}'
+        with pytest.raises(error, match=expected):
+            Chains(2, starts)
 
     def test_the_result_has_all_of_a_fit(self):
         callback = sampler(chains=Chains(2, "model"))

@@ -65,7 +65,7 @@ class FitSettings:
         max_excess_temperature: float | None,
         check_num_examples: bool,
     ):
-        self.directory = as_directory(output)
+        self.directory = as_directory(output, "output")
         run = stored_run(self.path)
         self._stored: dict[str, Any] = {} if run is None else run.header["fingerprint"]
         seed = self._stored.get("seed") if seed is None else seed

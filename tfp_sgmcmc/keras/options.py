@@ -17,6 +17,7 @@ import tensorflow as tf
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.keras.chain.collection import Collection
+from tfp_sgmcmc.keras.chain.initial_states import check_starts
 from tfp_sgmcmc.kernels.base import StepSize, check_positive
 from tfp_sgmcmc.storage.directory import Directory
 
@@ -218,8 +219,9 @@ class Chains:
         2024), and a `Posterior` with a sample or a chain for each chain, such as `SWAG` draws.
 
     Raises:
-      ValueError: `num_chains` is below 1.
-      TypeError: `num_chains` is no integer.
+      ValueError: `num_chains` is below 1, or `initial_states` is another word. In `fit`: they do
+        not suit the model.
+      TypeError: `num_chains` is no integer, or `initial_states` are none of these.
     """
 
     num_chains: int
@@ -227,6 +229,7 @@ class Chains:
 
     def __post_init__(self) -> None:
         checks.integer("num_chains", self.num_chains, 1)
+        check_starts(self.initial_states)
 
 
 def _check_keep(keep: Any) -> None:
@@ -348,7 +351,8 @@ def _grouped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, A
     given |= kwargs
     missing = sorted({"kernel", "num_examples", "prior"} - given.keys())
     if missing:
-        raise TypeError(f"SamplerCallback needs {', '.join(missing)}. Received: neither.")
+        received = ", ".join(sorted(given)) or "no arguments"
+        raise TypeError(f"SamplerCallback needs {', '.join(missing)}. Received: {received}.")
     if given.get("num_chains") is None and not isinstance(given.get("initial_states", ""), str):
         raise ValueError(
             "initial_states needs num_chains, which is None: a single chain starts at the "

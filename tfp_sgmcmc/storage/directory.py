@@ -66,9 +66,18 @@ class Directory:
         )
 
 
-def as_directory(value: Directory | str | os.PathLike[str] | None) -> Directory | None:
-    """Returns a `Directory` for a path, and a `Directory` or None as it is."""
-    return value if value is None or isinstance(value, Directory) else Directory(value)
+def as_directory(
+    value: Directory | str | os.PathLike[str] | None, name: str = "directory"
+) -> Directory | None:
+    """Returns a `Directory` for a path, and a `Directory` or None as it is.
+
+    Raises:
+      TypeError: no path; the message has the `name` of the argument.
+    """
+    if value is None or isinstance(value, Directory):
+        return value
+    checks.path(name, value)
+    return Directory(value)
 
 
 def check_resume(path: Path, resume: Resume, has_run: bool) -> None:

@@ -249,7 +249,6 @@ def test_chains_start_at_initializers_that_only_build_tells(layer, expected):
     "initial_states, message",
     [
         ("initializers", r"offset must have an initializer.*initial_states='model'"),
-        ("modle", "must be 'initializers', 'fresh', 'model', a Posterior"),
         ([np.zeros([C, 3])], "3 trainable variables. Received: 1 arrays"),
         (
             [np.zeros([C, 3]), np.zeros([3, 4]), np.zeros([C, 4])],

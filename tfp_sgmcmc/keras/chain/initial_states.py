@@ -22,6 +22,24 @@ _MEMBER = "a built keras.Model, the path of its weights, or a Posterior of a sin
 _Values = list[tuple[str, np.ndarray]]  # name and value of each floating variable of a model
 
 
+def check_starts(starts: Any) -> None:
+    """Raises an error unless `starts` are what `Chains` takes; the model is not known yet.
+
+    Raises:
+      ValueError: an unknown word.
+      TypeError: neither a word, nor a list or a `Posterior`.
+    """
+    expected = (
+        'initial_states must be "initializers", "fresh", "model", a Posterior, a list of one array '
+        "for each trainable variable, or of one model for each chain. Received: "
+    )
+    if isinstance(starts, str):
+        if starts not in ("initializers", "fresh", "model"):
+            raise ValueError(f"{expected}{starts!r}.")
+    elif not isinstance(starts, list | tuple | Posterior):
+        raise TypeError(f"{expected}{a_type(starts)}.")
+
+
 def stacked_starts(
     model: keras.Model, variables: list[keras.Variable], num_chains: int, starts: Any, seed: Any
 ) -> list[tf.Tensor]:
@@ -42,13 +60,9 @@ def stacked_starts(
       ValueError: an unknown option, arrays with the wrong number or shape, or a variable without
         a known initializer.
     """
+    check_starts(starts)
     if not isinstance(starts, str):
         return _given(starts, variables, num_chains)
-    if starts not in ("initializers", "fresh", "model"):
-        raise ValueError(
-            "initial_states must be 'initializers', 'fresh', 'model', a Posterior, or a list of "
-            f"arrays or models. Received: {starts!r}."
-        )
     values = [v.numpy() for v in variables]
     if starts == "model":
         return [tf.stack([tf.constant(x)] * num_chains) for x in values]
@@ -96,11 +110,6 @@ def values_for_chains(
 def _given(
     starts: Sequence[Any], variables: list[keras.Variable], num_chains: int
 ) -> list[tf.Tensor]:
-    if not isinstance(starts, list | tuple):
-        raise TypeError(
-            'initial_states must be "initializers", "model", a Posterior, a list of one array for '
-            f"each trainable variable, or of one model for each chain. Received: {starts!r}."
-        )
     if len(starts) != len(variables):
         raise ValueError(
             f"initial_states must have one array for each of the {len(variables)} trainable "
