@@ -121,6 +121,18 @@ def test_a_callable_is_expected():
         NegativeLogLikelihood(lambda y, f: (y - f) ** 2)
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "int32", "x", [], {}, 3.5, np.ones(2)])
+def test_a_dtype_of_floating_numbers_is_expected(dtype):
+    with pytest.raises(TypeError, match="dtype must be a dtype of floating numbers"):
+        NegativeLogLikelihood(lambda f: tfd.Normal(f, 1.0), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [None, "float64", tf.float32, np.float16, "mixed_bfloat16"])
+def test_dtypes_are_taken_as_by_keras(dtype):
+    expected = keras.losses.MeanSquaredError(dtype=dtype).dtype
+    assert NegativeLogLikelihood(lambda f: tfd.Normal(f, 1.0), dtype=dtype).dtype == expected
+
+
 class TestSaving:
     def test_of_a_registered_function(self):
         """The configuration passes through JSON, which Keras writes beside the weights."""

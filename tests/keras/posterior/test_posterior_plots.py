@@ -78,6 +78,15 @@ def test_calibration_of_numbers(line: Posterior) -> None:
     assert np.abs(narrow.lines[1].get_ydata() - levels).max() > 0.3  # negative control
 
 
+def test_labels_that_fit_no_prediction_are_told() -> None:
+    x = RNG.normal(size=[9, 1]).astype(np.float32)
+    found = posterior(keras.losses.BinaryCrossentropy(from_logits=True), 1.0)
+    with pytest.raises(ValueError, match=r"y must be an array \[9, 1\].* Received: shape \(5, 1\)"):
+        found.plot_calibration(x, x[:5] > 0)
+    with pytest.raises(ValueError, match="y must hold probabilities or classes in 0 .. 1"):
+        found.plot_calibration(x, 2.0 * np.ones([9, 1]))
+
+
 def test_calibration_of_classes() -> None:
     x = RNG.normal(size=[4000, 1]).astype(np.float32)
     y = RNG.uniform(size=x.shape) < 1 / (1 + np.exp(-x))

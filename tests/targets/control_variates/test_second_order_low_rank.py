@@ -13,7 +13,7 @@ import tfp_sgmcmc as sgmcmc
 from tests.harness.every_minibatch import check_moments, flat, give_every_minibatch
 from tests.targets.logistic_regression import at, log_likelihood
 from tfp_sgmcmc.targets.laplace import low_rank_hessian
-from tfp_sgmcmc.targets.laplace.quadratic import weight
+from tfp_sgmcmc.targets.laplace.quadratic import hessian_products, weight
 
 GENERATOR = np.random.default_rng(3)
 X = GENERATOR.standard_normal([5, 3]) * [2.0, 1.0, 0.5]
@@ -34,7 +34,13 @@ def base(batch_size: int, num_examples: int, **options: Any) -> sgmcmc.Minibatch
 
 @pytest.fixture
 def rank_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(low_rank_hessian, "_MOST_RANK", 1)
+    limit_rank(monkeypatch, 1)
+
+
+def limit_rank(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Lets matrices of many examples and of few have that rank at most."""
+    monkeypatch.setattr(low_rank_hessian, "_MOST_RANK", most)
+    monkeypatch.setattr(low_rank_hessian, "_FEW_EXAMPLES", 0)
 
 
 @pytest.mark.usefixtures("rank_one")
@@ -183,7 +189,7 @@ def test_what_few_vectors_leave_out_does_not_make_steps_unstable(
 
     Curvature far below 1 remains, where draws are wide.
     """
-    monkeypatch.setattr(low_rank_hessian, "_MOST_RANK", 6)
+    limit_rank(monkeypatch, 6)
     x = GENERATOR.standard_normal([400, 40]) * 10.0 ** np.linspace(0.8, -1.5, 40)
     y = GENERATOR.integers(0, 2, 400).astype(np.float64)
     prior = tfp.distributions.MultivariateNormalDiag(np.zeros(40)).log_prob
@@ -198,3 +204,22 @@ def test_what_few_vectors_leave_out_does_not_make_steps_unstable(
         bounded = largest()
         monkeypatch.setattr(low_rank_hessian.LowRankHessian, "bounded", lambda self: self)
         assert 1 < bounded < 4 < largest()
+
+
+def test_few_examples_need_as_many_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Coordinates are whitened at the center, with more parameters than examples."""
+    limit_rank(monkeypatch, 4)
+    x = GENERATOR.standard_normal([12, 40])
+    y = GENERATOR.integers(0, 2, 12).astype(np.float64)
+    prior = tfp.distributions.MultivariateNormalDiag(np.zeros(40)).log_prob
+    target = sgmcmc.MinibatchLogProb(prior, log_likelihood, {"x": x, "y": y}, 5)
+    center, _ = sgmcmc.find_center(target, tf.zeros([40], tf.float64))
+
+    def curvatures() -> np.ndarray:
+        whitened, _ = sgmcmc.whiten(target, center, "low_rank")
+        found = hessian_products(whitened, center).matrices(np.zeros(40))
+        return np.linalg.eigvalsh(-found.posterior)
+
+    assert np.ptp(curvatures()) > 1  # negative control
+    monkeypatch.setattr(low_rank_hessian, "_FEW_EXAMPLES", 12)
+    np.testing.assert_allclose(curvatures(), 1.0, atol=0.02)

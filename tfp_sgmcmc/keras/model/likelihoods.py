@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
 
@@ -56,7 +57,8 @@ class NegativeLogLikelihood(keras.losses.Loss):
       dtype: the dtype of the loss's computations. None is `keras.config.floatx()`.
 
     Raises:
-      TypeError: `make_distribution_fn` is not callable, or does not return a distribution.
+      TypeError: `make_distribution_fn` is not callable, or does not return a distribution; or
+        `dtype` is none of floating numbers.
       ValueError: the loss is called, and the shape of the distribution does not fit y or the rows
         of the outputs; or the loss is saved, and `make_distribution_fn` is a lambda.
     """
@@ -69,7 +71,7 @@ class NegativeLogLikelihood(keras.losses.Loss):
         dtype: Any = None,
     ):
         one_of("reduction", "none" if reduction is None else reduction, _REDUCTIONS)
-        super().__init__(name=name, reduction=reduction, dtype=dtype)
+        super().__init__(name=name, reduction=reduction, dtype=_checked_dtype(dtype))
         function("make_distribution_fn", make_distribution_fn, "outputs -> distribution")
         try:
             found = accepts("make_distribution_fn", make_distribution_fn, "outputs")
@@ -234,3 +236,20 @@ def moments(observed: tfd.Distribution) -> tuple[tf.Tensor, tf.Tensor] | None:
         return observed.mean(), observed.variance()
     except NotImplementedError:
         return None
+
+
+def _checked_dtype(dtype: Any) -> Any:
+    """Returns a dtype or a policy of Keras for floating numbers; raises TypeError otherwise."""
+    is_floating = dtype is None
+    if isinstance(dtype, str | type | np.dtype | tf.DType | keras.DTypePolicy):
+        try:
+            policy = keras.dtype_policies.get(dtype)
+            is_floating = tf.as_dtype(policy.compute_dtype).is_floating
+        except (TypeError, ValueError):
+            is_floating = False
+    if not is_floating:
+        raise TypeError(
+            'dtype must be a dtype of floating numbers, such as "float32", or a keras.DTypePolicy. '
+            f"Received: {dtype!r}."
+        )
+    return dtype

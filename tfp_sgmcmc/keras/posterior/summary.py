@@ -124,6 +124,7 @@ def plot(found: Summary, traces: np.ndarray, weights: np.ndarray | None, num_ent
 def plot_calibration(posterior: Any, x: Any, y: Any, batch_size: int | None) -> Any:
     """Returns the figure of `Posterior.plot_calibration`."""
     figure = import_figure("plot_calibration")(figsize=(4.2, 4.2), layout="constrained")
+    y = checks.array("y", y, finite=False)
     p = posterior.predict(x, batch_size, verbose=0).mean
     kinds = compiled_loss.classes(posterior.model, p)
     if len(keras.tree.flatten(p)) != 1:
@@ -132,6 +133,11 @@ def plot_calibration(posterior: Any, x: Any, y: Any, batch_size: int | None) -> 
     axes.plot([0, 1], [0, 1], color="0.6", linestyle="--", linewidth=1)
     if kinds:
         (kind,) = kinds.values()
+        has_axis = kind.axis is None or not kind.is_sparse
+        y = _observed(y, p.shape if has_axis else p.argmax(axis=kind.axis).shape)
+        first = keras.tree.map_structure(lambda a: np.asarray(a)[:1], (x, y))
+        compiled_loss.build(posterior.model, *first, None)
+        compiled_loss.check_labels(posterior.model, y, p)
         confidence, hit, counts = (np.ravel(part) for part in decided(p, y, kind))
         bins = np.clip((confidence * _BINS).astype(int), 0, _BINS - 1)
         total = np.bincount(bins, counts, _BINS)
@@ -158,6 +164,7 @@ def plot_calibration(posterior: Any, x: Any, y: Any, batch_size: int | None) -> 
 def plot_predictions(posterior: Any, x: Any, y: Any, batch_size: int | None) -> Any:
     """Returns the figure of `Posterior.plot_predictions`."""
     figure = import_figure("plot_predictions")(figsize=(6.4, 3.6), layout="constrained")
+    y = None if y is None else checks.array("y", y, finite=False)
     levels = [0.05, 0.25, 0.75, 0.95]
     predictive = posterior.predict(x, batch_size, verbose=0, quantiles=levels).predictive
     if isinstance(predictive, list | dict):
@@ -182,9 +189,8 @@ def plot_predictions(posterior: Any, x: Any, y: Any, batch_size: int | None) -> 
     return figure
 
 
-def _observed(y: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns observations in the shape of predictions."""
-    y = checks.array("y", y, finite=False)
+def _observed(y: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns labels or observations in the shape of predictions."""
     expected = f"an array {[*shape]}, as the predictions"
     checks.require("y", f"shape {y.shape}", y.size == np.prod(shape), expected)
     return y.reshape(shape)

@@ -51,9 +51,10 @@ def whiten(
     \]
 
     where P is the diagonal of the prior's curvature, and s and U are up to 256 eigenpairs of the
-    curvature that the data add, from a Lanczos iteration with as many products over all data (over
-    16,384 random examples of larger data). If the eigenvalues that it leaves out reach r > 1, L has
-    P (1 + r) / 2 instead of P, and only larger eigenpairs, so that steps are stable as above.
+    curvature that the data add, or up to N if N is at most 1024, from a Lanczos iteration with as
+    many products over all data (over 16,384 random examples of larger data). If the eigenvalues
+    that it leaves out reach r > 1, L has P (1 + r) / 2 instead of P, and only larger eigenpairs, so
+    that steps are stable as above.
     Directions that the data hardly determine are then wider than N(0, 1) in z, and mix slowly. The
     report of `find_center` keeps P and all pairs.
     Where the prior has no curvature (flat, Laplace), P is the diagonal of the likelihood's.

@@ -16,6 +16,7 @@ from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.scores import mapped_scores
 
 _MOST_RANK = 256
+_FEW_EXAMPLES = 1024  # whose Hessian has a rank of about their number, which is taken whole
 _MOST_ENTRIES = 2**25  # in all vectors that the Lanczos iteration keeps
 _MOST_EXAMPLES = 16_384
 _NEGLIGIBLE = 0.01  # a share of the diagonal's curvature
@@ -130,11 +131,11 @@ def low_rank_at(
     P is the diagonal of the prior's curvature. Where this is not positive (the prior is flat, or a
     Laplace distribution) P is the diagonal of the likelihood's curvature. U and s are eigenpairs of
     \( P^{-1/2} (-H) P^{-1/2} - I \), from a Lanczos iteration with up to 256 products of the
-    Hessian over all data, or over 16,384 random examples of larger data. It stops when the
-    remaining eigenvalues are below 0.01. A diagonal H needs no iteration, which would find only one
-    of equal eigenvalues; P is its diagonal if more than k entries differ from the prior's. With
-    `is_diagonal` P is the diagonal of all curvature, and
-    k is 0. The likelihood's diagonal is exact up to 1024 entries. Beyond, it is the sum of the
+    Hessian over all data, or over 16,384 random examples of larger data; up to N products if N is
+    at most 1024. It stops when the remaining eigenvalues are below 0.01. A diagonal H needs no
+    iteration, which would find only one of equal eigenvalues; P is its diagonal if more than k
+    entries differ from the prior's. With `is_diagonal` P is the diagonal of all curvature, and k
+    is 0. The likelihood's diagonal is exact up to 1024 entries. Beyond, it is the sum of the
     examples' squared scores, whose expectation is -H if the model is right.
 
     Args:
@@ -155,7 +156,8 @@ def low_rank_at(
         whole = _exact_diagonal(-(found.likelihood + found.prior), signs)
         if whole is not None:
             check_definite(whole.min())
-            return _of_diagonal(whole, diagonal, flat.dtype), found.gradient
+            most = _most_rank(dim, target.num_examples)
+            return _of_diagonal(whole, diagonal, most, flat.dtype), found.gradient
     if diagonal is None and dim <= _EXACT_DIAGONAL:
         diagonal = np.diagonal(-products(theta, np.eye(dim)).prior)
     elif diagonal is None:
@@ -193,7 +195,7 @@ def _eigenpairs(
         return -scale * found - v
 
     start = np.random.default_rng(1).standard_normal(dim)
-    most, left = _most_rank(dim), []
+    most, left = _most_rank(dim, target.num_examples), []
     for found in lanczos(product, start, most, lambda v: v):
         # A tridiagonal matrix with a and b in its last rows has a spectrum up to a + 2 b.
         left.append(found.matrix[-1, -1] + 2 * found.rest)
@@ -214,21 +216,24 @@ def _exact_diagonal(products: np.ndarray, signs: np.ndarray) -> np.ndarray | Non
     return found if np.allclose(by_signs, found, rtol=1e-4, atol=atol) else None
 
 
-def _of_diagonal(whole: np.ndarray, prior: np.ndarray | None, dtype: tf.DType) -> LowRankHessian:
+def _of_diagonal(
+    whole: np.ndarray, prior: np.ndarray | None, most: int, dtype: tf.DType
+) -> LowRankHessian:
     """Returns the curvature of a diagonal Hessian, with unit vectors as U if they are few."""
     diagonal, dim = whole, len(whole)
     vectors, values = np.zeros([dim, 0]), np.zeros([0])
     if prior is not None and (prior > 0).all():
         excess = whole / prior - 1
         at = np.flatnonzero(np.abs(excess) > _NEGLIGIBLE)
-        if len(at) <= _most_rank(dim):
+        if len(at) <= most:
             diagonal, values, vectors = prior, excess[at], np.zeros([dim, len(at)])
             vectors[at, np.arange(len(at))] = 1
     return LowRankHessian(*(tf.constant(x, dtype) for x in (diagonal, vectors, values)))
 
 
-def _most_rank(dim: int) -> int:
-    return max(1, min(_MOST_RANK, _MOST_ENTRIES // dim))
+def _most_rank(dim: int, num_examples: int) -> int:
+    few = num_examples + 4 if num_examples <= _FEW_EXAMPLES else 0  # one, and three that are small
+    return max(1, min(max(_MOST_RANK, few), _MOST_ENTRIES // dim))
 
 
 def _squared_scores(target: MinibatchLogProb, center: State) -> np.ndarray:
