@@ -33,7 +33,9 @@ REASONS = {
     r"GrowingBatch\(growth=inf\)": "all examples from the second estimate on",
     r"SamplerCallback\(num_groups=\d+\)": "a batch has as many groups as examples, at most",
     r"Posterior.distil\(batch_size=\d+\)": "a step takes all rows, as in fit",
-    r"Posterior.plot_predictions\(y=float32 \[8, 1\]\)": "a label for each row",
+    r"Posterior.plot_(calibration|predictions)\((x|y)=float\d\d \[8, 1\]\)": "one for each row",
+    r"Posterior.plot_predictions\(batch_size=\d+\)": "rows are fewer",
+    r"Traces\(sampler=<.*SamplerCallback object\)": "the sampler of its own fit takes its place",
     r"find_step_size\(sample_weight=float64 \[8\]\)": "a weight for each row",
 }
 

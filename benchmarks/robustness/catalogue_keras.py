@@ -113,17 +113,20 @@ def callbacks() -> list[Entry]:
                    kernel="SGLD", verbose=0),
               dict(kernel=choice("SGLD"), prior=[v for v in priors() if v is not None]),
               use=lambda found: found.step_size, without={"verbose"}),
-        entry("fit", K.Traces, dict(sampler=start, log_dir=""),
+        entry("fit", K.Traces, dict(sampler=start, log_dir=_OWN_FOLDER),
               dict(sampler=instance(K.SamplerCallback, sampler()), log_dir=path(),
                    weights=[*integer(1), [("other", (0, 0))], [("dense/kernel", (7, 0))]]),
               call=traced, without={"probe"}, also={"log_dir": "path"}),
     ]  # fmt: skip
 
 
+_OWN_FOLDER = Path("a folder of the call")
+
+
 def traced(sampler: Any, log_dir: Any, **arguments: Any) -> Any:
     """Returns the samples of a `fit` with `Traces`, by default of that fit's sampler."""
     callback = K.SamplerCallback(sgld, prior=None, collect=K.Collect(**EVERY), seed=0)
-    is_usual = isinstance(sampler, K.SamplerCallback) and log_dir == "" and not arguments.get("x")
+    is_usual = isinstance(sampler, K.SamplerCallback) and log_dir is _OWN_FOLDER
     folder = tempfile.mkdtemp() if is_usual else log_dir
     traces = K.Traces(callback if is_usual else sampler, folder, **arguments)
     network().fit(DATA, LABELS, verbose=0, callbacks=[callback, traces])
