@@ -162,6 +162,11 @@ def test_bad_input() -> None:
         MixingDistanceReducer(0.0, 3)
     with pytest.raises(ValueError, match="size must be at least 1. Received: 0"):
         MixingDistanceReducer(1.0, 0)
+    for fn in (lambda: 0.1, lambda a, b: 0.1):
+        with pytest.raises(TypeError, match="step_size_fn must be callable with 1 argument"):
+            MixingDistanceReducer(1.0, 3, step_size_fn=fn)
+        with pytest.raises(TypeError, match="fn must be callable with 1 argument"):
+            WeightedExpectationReducer(fn)
     reducer = MixingDistanceReducer(1.0, 3, step_size_fn=lambda r: r)
     with pytest.raises(ValueError, match="one number for all chains"):
         reducer.initialize(tf.ones([2]), tf.ones([2]))

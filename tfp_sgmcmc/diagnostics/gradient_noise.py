@@ -12,7 +12,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores, OuterProducts
 from tfp_sgmcmc.diagnostics.base import PeriodicReducer, real_array
 from tfp_sgmcmc.diagnostics.stein import gradient_at
-from tfp_sgmcmc.internal.checks import a_type, function, integer, positive
+from tfp_sgmcmc.internal.checks import a_type, integer, positive, unary
 from tfp_sgmcmc.internal.nest import (
     State,
     convert_state,
@@ -352,7 +352,7 @@ class SamplingThresholdReducer(PeriodicReducer):
         self._preconditioner = preconditioner
         self._temperature = positive("temperature", temperature)
         self._seed, self._num_iterations = random.as_seed(seed), num_iterations
-        self._step_size_fn = function("step_size_fn", step_size_fn, "kernel results -> step size")
+        self._step_size_fn = unary("step_size_fn", step_size_fn, "kernel results -> step size")
         integer("num_iterations", num_iterations, 1)
 
     def _start(self, state: State, zeros: tf.Tensor) -> SamplingThresholdState:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfp_sgmcmc.diagnostics.base import PeriodicReducer
-from tfp_sgmcmc.internal.checks import function
+from tfp_sgmcmc.internal.checks import unary
 from tfp_sgmcmc.internal.nest import State, convert_state, map_parts
 from tfp_sgmcmc.kernels.base import value_at
 from tfp_sgmcmc.kernels.corrected_langevin import LangevinProposal
@@ -146,7 +146,7 @@ class RejectionReducer(PeriodicReducer):
     ):
         super().__init__(as_target(target_log_prob_fn, full_data_expected=True), every)
         self._preconditioner = preconditioner
-        self._step_size_fn = function("step_size_fn", step_size_fn, "kernel results -> step size")
+        self._step_size_fn = unary("step_size_fn", step_size_fn, "kernel results -> step size")
 
     def _start(self, state: State, zeros: tf.Tensor) -> RejectionState:
         return RejectionState(state, zeros, tf.zeros([], tf.int64), tf.zeros([], tf.int64))

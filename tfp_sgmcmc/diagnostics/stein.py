@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.diagnostics.base import PeriodicReducer
-from tfp_sgmcmc.internal.checks import function, integer, number, one_of, optional, positive
+from tfp_sgmcmc.internal.checks import integer, number, one_of, optional, positive, unary
 from tfp_sgmcmc.internal.nest import (
     State,
     append_dims,
@@ -342,7 +342,7 @@ class KernelSteinDiscrepancyReducer(PeriodicReducer):
         self._seed = None if seed is None else random.as_seed(seed)
         self._gradient_fn = gradient_fn
         if gradient_fn is not None:
-            function("gradient_fn", gradient_fn, "kernel results -> gradient")
+            unary("gradient_fn", gradient_fn, "kernel results -> gradient")
         scale = positive("scale", scale)
         exponent = number("exponent", exponent, "between -1 and 0", lambda e: -1 < e < 0)
         one_of("statistic", statistic, ("U", "V"))

@@ -11,7 +11,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc.diagnostics.base import real_array
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.internal.checks import function, integer, positive
+from tfp_sgmcmc.internal.checks import integer, positive, unary
 from tfp_sgmcmc.internal.nest import State, append_dims
 
 _ROUNDING = 1 + 1e-6  # allows for steps in single precision
@@ -130,8 +130,8 @@ class WeightedExpectationReducer(tfp.experimental.mcmc.Reducer):
         fn: Callable[[State], Any] | None = None,
         step_size_fn: Callable[[Any], Any] = lambda results: results.step_size,
     ):
-        self._fn = (lambda state: state) if fn is None else function("fn", fn, "state -> values")
-        self._step_size_fn = function("step_size_fn", step_size_fn, "kernel results -> step size")
+        self._fn = (lambda state: state) if fn is None else unary("fn", fn, "state -> values")
+        self._step_size_fn = unary("step_size_fn", step_size_fn, "kernel results -> step size")
 
     def initialize(
         self, initial_chain_state: State, initial_inner_kernel_results: Any = None
@@ -286,7 +286,7 @@ class MixingDistanceReducer(tfp.experimental.mcmc.Reducer):
         step_size_fn: Callable[[Any], Any] = lambda results: results.step_size,
     ):
         self._distance, self._size = positive("distance", distance), integer("size", size, 1)
-        self._step_size_fn = function("step_size_fn", step_size_fn, "kernel results -> step size")
+        self._step_size_fn = unary("step_size_fn", step_size_fn, "kernel results -> step size")
 
     def initialize(
         self, initial_chain_state: State, initial_inner_kernel_results: Any = None

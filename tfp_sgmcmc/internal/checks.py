@@ -275,6 +275,14 @@ def function(name: str, value: Any, signature: str = "") -> Any:
     return value
 
 
+def unary(name: str, value: Any, signature: str) -> Any:
+    """Returns `value` if it can be called with one argument; raises TypeError otherwise.
+
+    `signature` is shown in the message, such as "kernel results -> step size".
+    """
+    return accepts(name, function(name, value, signature), None)
+
+
 def accepts(name: str, value: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Returns the callable `value` if it can be called with these arguments; else raises TypeError.
 
