@@ -56,6 +56,7 @@ def start(**sizes: list[int]) -> dict[str, tf.Tensor]:
     return {name: tf.zeros(size, F64) for name, size in sizes.items()}
 
 
+@pytest.mark.thorough
 def test_location_and_width_of_several_distributions() -> None:
     """Three parts of effects: t, Laplace and Gumbel, with a regression and other forms of width.
 

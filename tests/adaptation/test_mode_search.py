@@ -67,6 +67,7 @@ def test_modes_in_raw_units_are_visited_by_their_masses() -> None:
     assert "2 modes" in result.explanation[0]
 
 
+@pytest.mark.thorough
 def test_all_labellings_of_three_components_are_visited() -> None:
     """The centres of a mixture's components can be exchanged, so there are six equal modes."""
     rng = np.random.default_rng(0)

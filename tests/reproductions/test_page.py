@@ -162,6 +162,7 @@ def test_damaged_and_old_results_are_told(
     assert "| `test_page` | not run |" in troubles and "No experiment has run" in rest
 
 
+@pytest.mark.thorough
 def test_a_failing_experiment_fails_the_command_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

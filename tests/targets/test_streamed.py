@@ -15,6 +15,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
+from tests.harness.fast_settings import fast_settings
 from tfp_sgmcmc import random
 from tfp_sgmcmc.sampling.steps import Feed
 from tfp_sgmcmc.targets.streamed import StreamState
@@ -218,7 +219,7 @@ def centred(theta: tf.Tensor, batch: tf.Tensor) -> tf.Tensor:
     return log_likelihood(theta, batch - tf.reduce_mean(batch))
 
 
-@pytest.mark.parametrize("is_wrong", [False, True])
+@pytest.mark.parametrize("is_wrong", fast_settings([False, True], True))
 def test_before_a_run_the_first_batch_is_checked(
     monkeypatch: pytest.MonkeyPatch, is_wrong: bool
 ) -> None:

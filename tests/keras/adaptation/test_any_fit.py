@@ -48,8 +48,8 @@ def mixed_precision():
 @pytest.mark.parametrize(
     "make",
     [
-        two_inputs_and_outputs,
-        *(pytest.param(make, marks=pytest.mark.thorough) for make in (images, mixed_precision)),
+        pytest.param(make, marks=pytest.mark.thorough)
+        for make in (two_inputs_and_outputs, images, mixed_precision)
     ],
 )
 def test_any_model(make, tmp_path):

@@ -114,6 +114,7 @@ class TestStability:
         told = messages(classifier(), standard(sgld(1.5 * 4 / CURVATURE)), epochs=8)
         assert len(told) <= 2 and "where the chain starts" in told[0]
 
+    @pytest.mark.thorough
     def test_hessian_products_are_traced_once(self, monkeypatch):
         """A step near the limit needs twelve at each look, after two that are computed eagerly."""
         estimate, calls = ModelLogProb.estimate, list[bool]()

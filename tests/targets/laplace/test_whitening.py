@@ -120,7 +120,7 @@ def test_which_hessians_are_diagonal() -> None:
     whole = low_rank_hessian._exact_diagonal(signs @ matrix, signs)
     assert whole is not None
     np.testing.assert_allclose(whole, np.diag(matrix))
-    found = low_rank_hessian._of_diagonal(whole, np.ones(300), tf.float64)
+    found = low_rank_hessian._of_diagonal(whole, np.ones(300), 2, tf.float64)
     np.testing.assert_allclose(-found.hessian.to_dense(), matrix)
     assert found.values.shape == (2,)
     matrix[7, 8] = matrix[8, 7] = 0.1
