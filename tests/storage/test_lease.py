@@ -1,5 +1,6 @@
 """The lease keeps a second writer out, and is taken over from a process that has ended."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -124,3 +125,23 @@ def test_process_numbers_of_another_boot_say_nothing(tmp_path: Path) -> None:
     holder = {**lock._place(), "process": ended.pid}
     assert lock._has_ended(holder)
     assert not lock._has_ended({**holder, "boot": "another"})
+
+
+def test_a_lease_that_another_process_removes_is_no_wrong_file(tmp_path: Path) -> None:
+    """It is there or not at every moment: nothing is looked up twice."""
+    path, ended = tmp_path / "run.lease", threading.Event()
+
+    def come_and_go() -> None:
+        while not ended.is_set():
+            path.write_text("here")
+            path.unlink()
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(5000):
+            with contextlib.suppress(FileNotFoundError):
+                assert lock._read_text(path) in ("", "here")
+    finally:
+        ended.set()
+        thread.join()

@@ -224,7 +224,7 @@ def read_object(path: Path, advice: str) -> dict[str, Any]:
 
 def _read_text(path: Path) -> str:
     """Returns the text of a file that a run wrote; a pipe or a lost link would be waited for."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
+    if not stat.S_ISREG(path.lstat().st_mode):  # one look, as others remove such files
         what = "not a regular file. Remove it, and the same call writes it again"
         raise OSError(errno.EINVAL, what, os.fspath(path))
     return path.read_text(errors="replace")

@@ -7,6 +7,7 @@ import errno
 import json
 import math
 import os
+import stat
 import zipfile
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
@@ -103,9 +104,11 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
       ValueError: `path` is not a regular file.
     """
     path = os.fspath(path)  # an integer would be a file that is open already
-    if not os.path.exists(path):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    if not os.path.isfile(path):
+    try:
+        mode = os.stat(path).st_mode  # one look, as others may remove it
+    except (OSError, ValueError):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from None
+    if not stat.S_ISREG(mode):
         raise ValueError(f"{path!r} must be a file. Received: a folder or a device.")
     return open(path, "rb")
 
