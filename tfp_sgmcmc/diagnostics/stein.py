@@ -340,9 +340,8 @@ class KernelSteinDiscrepancyReducer(PeriodicReducer):
         super().__init__(as_target(target_log_prob_fn, full_data_expected=True), every)
         self._size = integer("size", size, 2)
         self._seed = None if seed is None else random.as_seed(seed)
-        self._gradient_fn = gradient_fn
-        if gradient_fn is not None:
-            unary("gradient_fn", gradient_fn, "kernel results -> gradient")
+        signature = "kernel results -> gradient"
+        self._gradient_fn = optional(unary, "gradient_fn", gradient_fn, signature)
         scale = positive("scale", scale)
         exponent = number("exponent", exponent, "between -1 and 0", lambda e: -1 < e < 0)
         one_of("statistic", statistic, ("U", "V"))

@@ -57,10 +57,8 @@ def stacked_starts(
       seed: seed of the draws.
 
     Raises:
-      ValueError: an unknown option, arrays with the wrong number or shape, or a variable without
-        a known initializer.
+      ValueError: arrays with the wrong number or shape, or a variable without a known initializer.
     """
-    check_starts(starts)
     if not isinstance(starts, str):
         return _given(starts, variables, num_chains)
     values = [v.numpy() for v in variables]

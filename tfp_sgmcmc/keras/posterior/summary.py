@@ -133,8 +133,8 @@ def plot_calibration(posterior: Any, x: Any, y: Any, batch_size: int | None) -> 
     axes.plot([0, 1], [0, 1], color="0.6", linestyle="--", linewidth=1)
     if kinds:
         (kind,) = kinds.values()
-        has_axis = kind.axis is None or not kind.is_sparse
-        y = _observed(y, p.shape if has_axis else p.argmax(axis=kind.axis).shape)
+        labelled = p.argmax(axis=kind.axis) if kind.is_sparse and kind.axis is not None else p
+        y = _observed(y, labelled.shape)
         first = keras.tree.map_structure(lambda a: np.asarray(a)[:1], (x, y))
         compiled_loss.build(posterior.model, *first, None)
         compiled_loss.check_labels(posterior.model, y, p)
