@@ -428,6 +428,13 @@ def test_signatures_of_functions(name: str, state: Any) -> None:
         bad.estimate(state, tf.constant([0, 1]))
 
 
+def test_parts_of_a_batch_do_not_come_as_arguments_of_their_own() -> None:
+    data = np.zeros([5, 2], np.float32), np.zeros(5, np.float32)
+    bad = sgmcmc.MinibatchLogProb(log_prior, lambda value, x, y: y - value, data, batch_size=2)
+    with pytest.raises(TypeError, match=r"2 arguments.* one argument, a tuple of 2 parts\.$"):
+        bad.estimate(tf.constant(0.5), tf.constant([0, 1]))
+
+
 @pytest.mark.parametrize("returned", [None, "x", object()])
 def test_results_of_score_functions(returned: Any) -> None:
     with pytest.raises(TypeError, match="score_fn must return arrays of the state's dtype"):

@@ -298,8 +298,10 @@ def check_signature(name: str, fn: Callable[..., Any], state: State, **extra: An
     try:
         call_with_state(functools.partial(accepts, name, fn), state, **extra)
     except TypeError as error:
-        shapes = tf.nest.map_structure(lambda x: str(x.shape), state)
-        raise TypeError(f"{error} The state has parts of shapes {shapes}.") from error
+        shapes, form = tf.nest.map_structure(lambda x: str(x.shape), state), ""
+        if isinstance(batch := extra.get("batch"), list | tuple) and len(batch) > 1:
+            form = f" The batch is one argument, a {type(batch).__name__} of {len(batch)} parts."
+        raise TypeError(f"{error} The state has parts of shapes {shapes}.{form}") from error
 
 
 def value_and_gradient(

@@ -58,10 +58,10 @@ def check_two_chains(target: MinibatchLogProb, state: State) -> None:
         called_with = "states of two chains, because samplers run several, on a leading axis"
         found = values(tf.nest.map_structure(lambda x: tf.stack([x, x]), state))
     except Exception as error:
+        cure = " Give parameters a last axis for the examples, as in sigma[..., tf.newaxis]."
         error.add_note(
             f"log_prior_fn and log_likelihood_fn were called with {size} examples, and with "
-            f"{called_with}. Give parameters a last axis for the examples, as in "
-            "sigma[..., tf.newaxis]."
+            f"{called_with}.{'' if isinstance(error, TypeError) else cure}"
         )
         raise
     for name, expected, received in zip(
