@@ -128,7 +128,9 @@ def test_help_is_complete_and_imports_no_tensorflow():
         assert word in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [["--seed", "one"], ["--steps", "3"], ["--out", "x"]])
+@pytest.mark.parametrize(
+    "arguments", [["--seed", "one"], ["--seed", "-1"], ["--steps", "3"], ["--out", "x"]]
+)
 def test_bad_options_are_refused(arguments, capsys):
     with pytest.raises(SystemExit) as exit:
         command_line.main(arguments)

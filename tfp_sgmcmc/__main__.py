@@ -41,6 +41,13 @@ def _hidden_start_up_lines() -> Generator[None]:
         os.close(nowhere)
 
 
+def _seed(text: str) -> int:
+    """Returns a number that NumPy, TensorFlow and Keras all take for a seed."""
+    if not 0 <= (seed := int(text)) < 2**32:
+        raise ValueError(text)
+    return seed
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Runs the demonstration and returns its exit code."""
     parser = argparse.ArgumentParser(
@@ -53,7 +60,10 @@ def main(arguments: list[str] | None = None) -> int:
         "--output", type=Path, default=Path("output"), metavar="DIR",
         help="folder for figures and results, created if missing (default: output)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers")
+    parser.add_argument(
+        "--seed", type=_seed, default=0, metavar="NUMBER",
+        help="seed of all random numbers, 0 to 2^32 - 1 (default: 0)",
+    )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="a tenth of the steps and epochs")
     parser.add_argument("--version", action="version", version=__version__)
     options = parser.parse_args(arguments)

@@ -193,8 +193,8 @@ def epoch_indices(
     permutation and begin the next. It is a function of (seed, step) alone. A symmetric sequence
     has each permutation twice, forward and then backward.
 
-    `step` is t, an `int64` scalar, `batch_size` B, at most N, and `num_examples` N. `seed` and
-    `chain_shape` are the same as for `permuted_indices`.
+    `step` is t, an `int64` scalar, `batch_size` B, at most N, and `num_examples` N. `seed` is one
+    seed, and `chain_shape` is the same as for `permuted_indices`.
     """
     num_examples = checks.integer("num_examples", num_examples, least=1, most=_MAX_EXAMPLES)
     batch_size = checks.integer("batch_size", batch_size, least=1, most=num_examples)
@@ -258,7 +258,7 @@ class AliasTable(NamedTuple):
         return cls(tf.constant(np.rint(kept * _UNIT).astype(np.int32)), tf.constant(alias))
 
     def draw(self, seed: tf.Tensor, positions: tf.Tensor, chain_shape: Any = ()) -> tf.Tensor:
-        """Returns indices, `[*chain_shape, n]`, for the arguments of `random.uniform_indices`."""
+        """Returns indices, `[*chain_shape, n]`, for one seed, as `random.uniform_indices`."""
         index = uniform_indices(seed, positions, self.alias.shape[0], chain_shape)
         other_seed = numbered_seed(seed, tf.constant(_GOLDEN >> 1, tf.int32))
         coin = uniform_indices(other_seed, positions, _UNIT, chain_shape)

@@ -122,3 +122,14 @@ def test_means_are_those_of_each_tensor() -> None:
         np.testing.assert_allclose(
             np.reshape(found, [2, -1]).T, [mean] * (x.shape[1:].num_elements() or 1), rtol=1e-5
         )
+
+
+def test_means_of_packed_tensors_are_those_of_each_chain():
+    draw = np.random.default_rng(0)
+    parts = [draw.normal(size=[2, 3, *shape]) for shape in ([], [4], [2, 2])]
+    tensors = [tf.constant(x) for x in parts]
+    packing = Packing(tensors, lead_ndims=2)
+    found = packing.unpack(packing.means(packing.pack(tensors)))
+    for x, mean in zip(parts, found, strict=True):
+        axes = (*range(2, x.ndim),)
+        np.testing.assert_allclose(mean, np.broadcast_to(x.mean(axes, keepdims=True), x.shape))

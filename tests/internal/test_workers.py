@@ -66,6 +66,14 @@ def test_errors_of_calls_reach_the_one_who_waits() -> None:
             extras.Workers(executor).result_of(future)
 
 
+def test_a_call_that_ends_at_the_end_of_a_look_has_its_result() -> None:
+    class Slow(Future):
+        def done(self) -> bool:
+            return True
+
+    assert extras.Workers(Cluster((1,))).result_of(Slow(1)) == "found"
+
+
 def test_other_executors_tell_of_no_workers() -> None:
     watch = extras.Workers(None)
     watch.look()

@@ -215,3 +215,39 @@ def test_predictions(result: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert f"{found.mean[9]:.4g}" in text and "quantile 2" in text and "30 more rows." in text
     with pytest.raises(TypeError, match="fn must be callable with 2 arguments"):
         result.predict(lambda w: w, X[:40])
+
+
+def test_draws_without_a_result_to_look_at_are_told(result: Any) -> None:
+    """A run that was interrupted before its first draw."""
+    none = dataclasses.replace(result, states=result.states[:0])
+    looks = (none.summary, none.plot_marginals, none.log_likelihood, lambda: none.map(tf.identity))
+    for look in looks:
+        with pytest.raises(ValueError, match="The result must have draws"):
+            look()
+    assert "0 draws" in repr(none)
+    with pytest.raises(ValueError, match=f"at least one of the {N} rows. Received: slice"):
+        result.log_likelihood(slice(5, 5))
+
+
+def test_copies_of_draws_that_are_parameters_are_taken_for_them() -> None:
+    """A copy by pickle lacks the bijector, as do draws in shards.
+
+    Of log x with x of a normal posterior, draws of x have no error. Taken for log x, they would be
+    far off.
+    """
+    bijector = tfp.bijectors.Exp()
+    scale = np.linspace(1.0, 2.0, 100)
+    chosen = sgmcmc.MinibatchLogProb(
+        tfd.Gamma(tf.constant(2.0, tf.float64), 1.0).log_prob,
+        lambda x, rows: tfd.Normal(x[..., None], 1.0).log_prob(rows),
+        scale, 10, bijector=bijector,
+    )  # fmt: skip
+    sampled = sgmcmc.sample(chosen, tf.zeros([], tf.float64), 200, seed=0, progress_bar=False)
+    copied = dataclasses.replace(sampled, bijector=None, kernel=None)
+    assert sampled.has_parameters and copied.has_parameters
+    for one in (sampled, copied):
+        found = sgmcmc.certify(one, chosen, num_draws=500)
+        assert abs(found.largest_offset[0]) < 0.5 and 0.8 < found.largest_ratio[0] + 1 < 1.2
+        assert not sgmcmc.report(one, chosen).problems
+    states = dataclasses.replace(copied, choices=None)  # negative control
+    assert sgmcmc.report(states, chosen).problems

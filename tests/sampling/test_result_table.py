@@ -118,6 +118,8 @@ def test_plots_show_the_worst_entries_and_a_reference(result: Any) -> None:
     panels = result.plot_marginals(reference=only).axes
     assert len(panels[0].get_legend_handles_labels()[1]) == 2
     assert panels[1].get_legend_handles_labels()[1] == ["draws"]
+    of_last = result.plot_marginals(reference={"w": np.zeros([10, 2, 12, 3])}).legends[0]
+    assert [text.get_text() for text in of_last.get_texts()] == ["reference", "draws"]
     with pytest.raises(TypeError, match="reference must be a result"):
         result.plot_marginals(reference=3)
 

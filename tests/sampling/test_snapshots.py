@@ -6,8 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tfp_sgmcmc.sampling.programs import is_same, snapshot
+import tfp_sgmcmc as sgmcmc
+from tfp_sgmcmc.sampling.loop import start_of
+from tfp_sgmcmc.sampling.programs import is_same, kept_loop, snapshot
 
 NUMBER = 1.0
 
@@ -106,3 +109,15 @@ def test_a_variable_without_a_value_yet() -> None:
     assert is_same(before, snapshot(function))
     later = 1
     assert not is_same(before, snapshot(function))
+
+
+def test_a_kernel_finds_its_program_behind_one_with_another_tensor() -> None:
+    """Lists that are compared by `==` would compare the tensors, which have no truth value."""
+    target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
+    kernels = [
+        sgmcmc.UnderdampedLangevin(target, 0.1, friction=1.0, mass=tf.constant(mass))
+        for mass in ([1.0, 2.0], [2.0, 1.0])
+    ]
+    start = start_of(kernels[0], tf.zeros([2]))
+    found = [kept_loop(kernels[i], None, start, False)._graph for i in (0, 1, 1, 0)]
+    assert found[1] is found[2] and found[0] is found[3] and found[0] is not found[1]

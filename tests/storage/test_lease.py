@@ -1,6 +1,7 @@
 """The lease keeps a second writer out, and is taken over from a process that has ended."""
 
 import contextlib
+import errno
 import json
 import os
 import subprocess
@@ -145,3 +146,47 @@ def test_a_lease_that_another_process_removes_is_no_wrong_file(tmp_path: Path) -
     finally:
         ended.set()
         thread.join()
+
+
+def test_a_lease_that_cannot_be_written_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    with monkeypatch.context() as patch:
+        patch.setattr(lock.os, "pwrite", full)
+        with pytest.raises(OSError, match="No space"):
+            Lease(tmp_path / "run.lock")
+    if before:
+        assert len(os.listdir("/proc/self/fd")) == before
+    assert not [*tmp_path.iterdir()]
+    Lease(tmp_path / "run.lock").release()
+
+
+def test_a_heartbeat_never_writes_to_a_closed_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be that of another file by then."""
+    at_beat, released, failed = threading.Event(), threading.Event(), []
+
+    def slow(descriptor: int, beats: int) -> None:
+        if beats:
+            at_beat.set()
+            released.wait(5)
+            try:
+                os.fstat(descriptor)
+            except OSError as error:
+                failed.append(error)
+
+    monkeypatch.setattr(lock, "_write", slow)
+    held = Lease(tmp_path / "run.lock")
+    assert at_beat.wait(5)
+    held.release()
+    assert not (tmp_path / "run.lease").exists()
+    beats = [t for t in threading.enumerate() if t.name.endswith("(_beat)")]
+    released.set()
+    for beat in beats:
+        beat.join(5)
+    assert beats and not failed

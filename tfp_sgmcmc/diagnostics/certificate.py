@@ -420,7 +420,7 @@ def _draws(result: Any, target: Target) -> tuple[State, Any]:
     """Returns draws of the unconstrained state and of the parameters, `[draws, chains, ...]`."""
     if hasattr(result, "states"):
         found = tf.nest.map_structure(np.asarray, result.states)
-        is_constrained = result.bijector is not None
+        is_constrained = getattr(result, "has_parameters", False)
     else:
         refuse_trace(result)
         found, is_constrained = result, True

@@ -304,7 +304,9 @@ def plot_marginals(
         panel.set_yticks([])
         panel.locator_params(axis="x", nbins=5)  # so that labels of neighbours stay apart
     if reference is not None:
-        handles, labels = panels[0].get_legend_handles_labels()
+        # The reference may lack some of the entries.
+        legends = [panel.get_legend_handles_labels() for panel in panels]
+        handles, labels = max(legends, key=lambda legend: len(legend[1]))
         figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return figure
 

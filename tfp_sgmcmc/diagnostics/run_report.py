@@ -228,7 +228,7 @@ def report(
     variables, states = _variables(result), getattr(result, "states", None)
     bijector = getattr(result, "bijector", None)  # of a run that chose its own coordinates
     moved = states if bijector is None else _inverse(bijector.inverse, states)
-    is_mapped = bijector is not None
+    is_mapped = getattr(result, "has_parameters", False)
     if draws_of := getattr(posterior, "attrs", {}).get("draws_of"):
         is_mapped, states = draws_of == "parameters", _without_names(variables)
     if is_mapped and hasattr(target, "unconstrain"):

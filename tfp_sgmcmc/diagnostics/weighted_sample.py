@@ -347,11 +347,11 @@ def fit_proposal(
     num_draws: int,
     rng: np.random.Generator,
 ) -> tuple[WeightedSample, int]:
-    """Fits a proposal to a posterior in rounds, and returns the sample of the last one.
+    """Fits a proposal to a posterior in rounds, and returns the best sample.
 
     A round draws from a proposal. All draws so far, weighted against the mixture of the proposals
     so far, give the next means and covariances (Cappé et al. 2008, with the largest weights cut
-    off) and the best of a few shares of heavy tails. Rounds end when the weights of the last
+    off) and the best of a few shares of heavy tails. Rounds end when the weights of the best
     proposal have a finite variance and the efficiency is at least 0.7, or no longer rises by a
     tenth. They also end when it is below 0.02 and three in a row were no better than one before.
 
@@ -432,7 +432,7 @@ def pareto_shape(log_weights: np.ndarray) -> float:
     log_weights = array("log_weights", log_weights, finite=False).astype(np.float64)
     size = log_weights.size
     num_tail = math.ceil(min(0.2 * size, 3 * size**0.5))
-    if num_tail < _LEAST_TAIL or np.isnan(log_weights).any() or not log_weights.max() < np.inf:
+    if num_tail < _LEAST_TAIL or not np.isfinite(log_weights.max()):  # NaN if one is
         return np.inf
     ordered = np.sort(log_weights)
     weights = np.exp(ordered[-num_tail - 1 :] - ordered[-1])

@@ -247,7 +247,7 @@ class Workers:
             try:
                 return future.result(timeout=_LOOK_SECONDS)
             except TimeoutError:
-                if future.done():  # it is what the call raised
-                    raise
+                if future.done():  # just now, or it is what the call raised
+                    break
                 self.look()
         return future.result()

@@ -445,7 +445,7 @@ class Packing:
                 continue
             sizes = np.array([self._sizes[i] for i in part.members])
             tensor = np.repeat(np.arange(len(sizes)), sizes)
-            by_entry = tf.reshape(tf.transpose(x), [len(tensor), -1])
+            by_entry = tf.transpose(tf.reshape(x, [-1, len(tensor)]))
             sums = tf.math.unsorted_segment_sum(by_entry, tensor, len(sizes))
             means = tf.transpose(sums / tf.cast(sizes[:, np.newaxis], x.dtype))
             found.append(tf.reshape(tf.gather(means, tensor, axis=-1), tf.shape(x)))

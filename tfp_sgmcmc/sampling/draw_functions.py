@@ -90,10 +90,8 @@ class RowLikelihood:
             )
         is_stream = isinstance(target, StreamedLogProb)
         self._model: Any = target.of_one_batch if is_stream else target.parts[0]
-        # The draws of `sample` are parameters, also in a copy that lacks the bijector.
-        has_parameters = bijector is not None or result.choices is not None
         inverse = None if bijector is None else bijector.inverse
-        if given and has_parameters:
+        if given and result.has_parameters:
             inverse = self._model.unconstrain
         self.target, self._inverse = target, inverse
         self.num_examples = target.num_examples
@@ -158,8 +156,18 @@ class RowLikelihood:
         return tf.nest.map_structure(lambda x: tf.reduce_mean(x, axis=0, keepdims=True), states)
 
 
+def check_some(result: Any) -> None:
+    """Raises ValueError if a result has no draws."""
+    if not result.num_results:
+        raise ValueError(
+            "The result must have draws. Received: none, because the run was interrupted before "
+            "the first one."
+        )
+
+
 def flat_draws(result: Any) -> Any:
     """Returns all draws in the structure of the state, `[draws * chains, event...]`."""
+    check_some(result)
     leaves = [
         np.asarray(x).reshape(-1, *kept.variable.event_shape)
         for kept, x in zip(result._kept, tree.flatten(result.states), strict=False)
@@ -173,9 +181,13 @@ def log_likelihoods(result: Any, target: Any, rows: Any) -> np.ndarray:
     indices = np.arange(likelihood.num_examples)
     if rows is not None:
         indices = indices[rows if isinstance(rows, slice) else _checked_rows(rows, len(indices))]
+    if not len(indices):
+        raise ValueError(
+            f"rows must name at least one of the {likelihood.num_examples} rows. Received: {rows}."
+        )
     lead = (result.num_results, *_chain_shape(result))
     memory.require(
-        {"the log likelihoods": 4 * math.prod(lead) * len(indices)},
+        {"the log likelihoods": 8 * math.prod(lead) * len(indices)},
         "Pass rows=, such as a range, and take some of the rows at a time.",
     )
     order = np.argsort(indices, kind="stable")
@@ -198,6 +210,7 @@ def _checked_rows(rows: Any, num_examples: int) -> np.ndarray:
 
 def map_draws(result: Any, fn: Callable[..., Any]) -> Any:
     """Returns the values of `fn` at all draws, `[draws, chains..., ...]`, as a nest of arrays."""
+    check_some(result)
     lead, parts, form = _chain_shape(result), [], None
     pairs = zip(result._kept, tree.flatten(result.states), strict=False)
     size = max(1, _BLOCK // max(1, sum(kept.variable.draw_bytes for kept, _ in pairs)))

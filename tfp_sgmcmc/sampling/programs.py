@@ -75,9 +75,9 @@ def kept_loop(
         key = type(kernel), fixed, str(known), trace_fn, view, *options
         loops = kept_program(target, "loops", (), list)  # which copies of the target share
     key = snapshot(key)
-    for kept in loops:
+    for i, kept in enumerate(loops):
         if is_same(kept[0], key):
-            loops.remove(kept)
+            del loops[i]  # and not `remove`, which compares tensors
             break
     else:
 
@@ -244,9 +244,12 @@ def _write(path: Path, program: Program, inputs: dict[str, np.ndarray], plan: St
     stablehlo = np.frombuffer(program.stablehlo, np.uint8)
     entries: dict[str, Any] = {"header": json.dumps(header), "program": stablehlo, **inputs}
     written = path.with_name(path.name + ".part")
-    with written.open("wb") as file:
-        np.savez(file, **entries)
-    written.replace(path)
+    try:
+        with written.open("wb") as file:
+            np.savez(file, **entries)
+        written.replace(path)
+    finally:
+        written.unlink(missing_ok=True)
 
 
 def snapshot(value: Any) -> Any:

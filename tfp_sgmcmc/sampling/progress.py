@@ -156,4 +156,5 @@ def defer_interrupt() -> Generator[threading.Event]:
     try:
         yield interrupt
     finally:
-        signal.signal(signal.SIGINT, before)
+        # Python does not know a handler that another language set.
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)

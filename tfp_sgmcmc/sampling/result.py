@@ -178,6 +178,14 @@ class SampleResult:
         return None if self.choices is None else all(f.grade != "wrong" for f in self.flags)
 
     @property
+    def has_parameters(self) -> bool:
+        """Whether the draws are the model's parameters, as from `sample`, and not states.
+
+        A copy may lack the bijector.
+        """
+        return self.bijector is not None or self.choices is not None
+
+    @property
     def num_results(self) -> int:
         return len(tree.flatten(self.states)[0])
 
@@ -392,8 +400,7 @@ class SampleResult:
           ModuleNotFoundError: ArviZ and xarray are not installed.
         """
         groups = self._datasets()
-        has_parameters = self.bijector is not None or self.choices is not None
-        groups["posterior"].attrs["draws_of"] = "parameters" if has_parameters else "state"
+        groups["posterior"].attrs["draws_of"] = "parameters" if self.has_parameters else "state"
         return extras.inference_data(groups)
 
     def _datasets(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from tfp_sgmcmc.diagnostics.convergence import effective_sample_size, rank_norma
 from tfp_sgmcmc.internal.checks import a_type, array
 from tfp_sgmcmc.internal.memory import readable
 from tfp_sgmcmc.internal.tables import Table, graded
+from tfp_sgmcmc.sampling.draw_functions import check_some
 from tfp_sgmcmc.storage.stored_draws import Variable
 from tfp_sgmcmc.targets.data import evenly_spread
 
@@ -101,6 +102,7 @@ def marginals_of(
     result: Any, reference: Any, num_entries: int
 ) -> tuple[list[str], np.ndarray, dict[str, np.ndarray] | None]:
     """Returns names and draws of the first entries, and reference draws of the same names."""
+    check_some(result)
     names, arrays = _parameters(result)
     shapes = {name: v.event_shape for name, (v, _) in zip(names, arrays, strict=True)}
     shown, _ = draw_summary.entries_to_show(shapes, num_entries, 0)
@@ -129,6 +131,7 @@ def marginals_of(
 
 def _some_entries(result: Any, most: int = _MOST_OTHERS) -> tuple[list[str], np.ndarray]:
     """Returns names and all draws of entries spread over each parameter."""
+    check_some(result)
     names, arrays = _parameters(result)
     picked = [evenly_spread(_size(x), most) for x in arrays]
     return _labels(names, arrays, picked), read_entries(arrays, picked)

@@ -324,8 +324,8 @@ class RunDirectory:
         """Adds to errors of the disk which draws are safe."""
         if not self._lock.is_held:
             raise ValueError(
-                f"The run in {self.path} was closed, or opened again in this process, and cannot "
-                "be written through this object any more."
+                f"The run in {self.path} was closed, or opened again in this process or another "
+                "one, and cannot be written through this object any more."
             )
         try:
             yield

@@ -13,13 +13,15 @@ import threading
 import time
 import uuid
 import weakref
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 from tfp_sgmcmc.internal.checks import a_type
-from tfp_sgmcmc.storage.npz import open_regular
+from tfp_sgmcmc.storage.npz import open_regular, sync
 
 _CAN_LOCK = importlib.util.find_spec("fcntl") is not None  # Windows cannot
+PARTIAL = ".partial"  # ends the names of files that are being written
 SIGNATURE = "tfp_sgmcmc run, held by process "
 HEARTBEAT_SECONDS = 2.0  # of a lease
 EXPIRY_SECONDS = 20.0
@@ -124,15 +126,14 @@ class Lease:
         self._path, self._lease, self.is_busy = path, path.with_suffix(".lease"), False
         self._patience = PATIENCE_SECONDS if patience is None else patience
         self._descriptor = self._take()
-        self._stop = threading.Event()
-        self._close = weakref.finalize(self, _release, self._lease, self._descriptor, self._stop)
+        stop = threading.Event()
+        self._close = weakref.finalize(self, _release, self._lease, self._descriptor, stop)
+        threading.Thread(target=_beat, args=(self._descriptor, stop), daemon=True).start()
         try:
             self.text = _read_text(path)[:100] if path.exists() else ""
         except OSError:  # such as a folder or a pipe in its place
             self._close()
             raise
-        beat = threading.Thread(target=_beat, args=(self._descriptor, self._stop), daemon=True)
-        beat.start()
 
     def _take(self) -> int:
         seen, began = None, time.monotonic()
@@ -140,7 +141,12 @@ class Lease:
         while True:
             with contextlib.suppress(FileExistsError):
                 descriptor = os.open(self._lease, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-                _write(descriptor, 0)
+                try:
+                    _write(descriptor, 0)
+                except BaseException:  # such as a full disk; others would wait for the lease
+                    self._lease.unlink(missing_ok=True)
+                    os.close(descriptor)
+                    raise
                 return descriptor
             try:
                 found = _read_text(self._lease)
@@ -198,10 +204,29 @@ def replace_text(path: Path, text: str) -> None:
 
     Process numbers do not differ between containers that share a disk.
     """
-    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+    with _partial(path, text) as partial:
+        partial.replace(path)
+
+
+def add_text(path: Path, text: str) -> None:
+    """Writes a file at once, unless another process has written it."""
+    with _partial(path, text) as partial:
+        try:
+            os.link(partial, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without links
+            partial.replace(path)
+
+
+@contextlib.contextmanager
+def _partial(path: Path, text: str) -> Generator[Path]:
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}{PARTIAL}")
     try:
         partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
+        sync(partial)
+        yield partial
+        sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -252,19 +277,20 @@ def _write(descriptor: int, beats: int) -> None:
 
 
 def _beat(descriptor: int, stop: threading.Event) -> None:
+    """Writes a lease until `stop`, and then closes it, so that no beat meets a closed file."""
     beats = 0
     while not stop.wait(HEARTBEAT_SECONDS):
         beats += 1
         with contextlib.suppress(OSError):  # the next commit finds out
             _write(descriptor, beats)
+    os.close(descriptor)
 
 
 def _release(path: Path, descriptor: int, stop: threading.Event) -> None:
-    stop.set()
     with contextlib.suppress(OSError):
         if os.path.samestat(os.fstat(descriptor), os.stat(path)):
             path.unlink()
-    os.close(descriptor)
+    stop.set()
 
 
 def _holder(text: str) -> dict[str, Any]:

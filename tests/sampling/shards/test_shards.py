@@ -21,7 +21,7 @@ import tfp_sgmcmc as sgmcmc
 from tests.sampling import runs
 from tests.sampling.runs import Walk, assert_equal
 from tfp_sgmcmc.internal import extras
-from tfp_sgmcmc.sampling.shards import shard_worker
+from tfp_sgmcmc.sampling.shards import shard_driver, shard_worker
 from tfp_sgmcmc.sampling.shards.shard_worker import (
     SegmentMoments,
     batch_means_sample_size,
@@ -185,6 +185,7 @@ def test_workers_with_another_problem_are_refused_by_name(tmp_path: Path) -> Non
         ({"kernel": runs.target()}, TypeError, r"sample\(target, .*chooses the settings"),
         ({"initial_state": {"x": tf.zeros([2, 3]), "y": tf.zeros([])}}, ValueError, "leading axis"),
         ({"initial_state": {"x": tf.zeros([2, 3]), "y": tf.zeros([3])}}, ValueError, "same length"),
+        ({"initial_state": {"x": tf.zeros([0, 2]), "y": tf.zeros([0])}}, ValueError, "of chains"),
     ],
 )
 def test_wrong_arguments(options: dict[str, Any], error: type, message: str) -> None:
@@ -222,6 +223,24 @@ def test_a_directory_of_another_run_is_refused(tmp_path: Path) -> None:
         sgmcmc.open_shards(tmp_path)
     with pytest.raises(ValueError, match="a run of sample_chain or sample: xarray.open_zarr"):
         sgmcmc.open_shards(folder / "shard-0")
+
+
+def test_the_first_of_two_calls_begins_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two calls find a new directory. Both take the seed of the one that writes it first."""
+    write = shard_driver.add_text
+
+    def late(path: Path, text: str) -> None:
+        write(path, json.dumps({"seed": [0, 5], "num_chains": 4, "chains_per_shard": 2}))
+        write(path, text)
+
+    (tmp_path / "shards.json.0.partial").write_text("")  # of a process that was killed
+    monkeypatch.setattr(shard_driver, "add_text", late)
+    assert shard_driver.open_manifest(tmp_path, "auto", None, 4, 2) == (0, 5)
+    assert sorted(path.name for path in tmp_path.iterdir())[0] == "shards.json"
+    with pytest.raises(ValueError, match="has seed"):
+        shard_driver.open_manifest(tmp_path, "auto", 8, 4, 2)
 
 
 def test_workers_name_what_changed_since_an_earlier_call(tmp_path: Path) -> None:

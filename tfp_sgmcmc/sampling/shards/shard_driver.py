@@ -24,7 +24,7 @@ import tree
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import xla
-from tfp_sgmcmc.internal.checks import a_type, integer
+from tfp_sgmcmc.internal.checks import a_type, eager, integer
 from tfp_sgmcmc.internal.extras import Workers, check_executor, pack_call, submit_call
 from tfp_sgmcmc.sampling.loop import Loop, Position, state_tensors
 from tfp_sgmcmc.sampling.progress import defer_interrupt, progress
@@ -38,8 +38,9 @@ from tfp_sgmcmc.sampling.shards.shard_worker import (
 )
 from tfp_sgmcmc.sampling.shards.sharded_result import ShardedResult, gather
 from tfp_sgmcmc.sampling.steps import StepPlan
+from tfp_sgmcmc.storage.checkpoint import check_same
 from tfp_sgmcmc.storage.directory import LEASE, Directory, Resume, as_directory, check_resume
-from tfp_sgmcmc.storage.lock import EXPIRY_SECONDS, holder_of, read_object, replace_text
+from tfp_sgmcmc.storage.lock import EXPIRY_SECONDS, PARTIAL, add_text, holder_of, read_object
 from tfp_sgmcmc.targets import Target
 
 _DEFAULT_CHAINS = 32  # in a shard
@@ -134,6 +135,7 @@ def sample_shards(
       KeyboardInterrupt: Ctrl-C ended the run before any draw.
       Exception: the error of the first shard, if all shards failed; see `sample_chain`.
     """
+    eager("sample_shards")
     check_executor(executor)
     kernel_fn = _kernel_fn(make_kernel, executor)
     plan = StepPlan.checked(num_results, num_burnin_steps, num_steps_between_results)
@@ -227,7 +229,7 @@ def _num_chains(state: Any) -> int:
             "initial_state must have a leading axis of chains, of the same length in all parts, if "
             f"num_chains is None. Received: shapes {shapes}."
         )
-    return shapes[0][0]
+    return integer("The number of chains in initial_state", shapes[0][0], 1)
 
 
 def shard_size(given: int | None, num_chains: int, executor: Any) -> int:
@@ -264,16 +266,16 @@ def _manifest(
                 f"{path} is missing, and the run in shards cannot go on without it. Restore it "
                 "from a copy, or start in another directory."
             )
-        if folder.exists() and any(folder.iterdir()):
-            names = ", ".join(sorted(p.name for p in folder.iterdir())[:3])
+        names = [p.name for p in folder.iterdir()] if folder.exists() else []
+        if others := [n for n in names if not (n.startswith(MANIFEST) and n.endswith(PARTIAL))]:
             raise ValueError(
                 f"directory must be new, empty or hold a run in shards. Received: {folder}, which "
-                f"holds other files ({names})."
+                f"holds other files ({', '.join(sorted(others)[:3])})."
             )
-        chosen = chosen or random.integers_of(random.as_seed(random.fresh_seed()))
+        begun = chosen or random.integers_of(random.as_seed(random.fresh_seed()))
         folder.mkdir(parents=True, exist_ok=True)
-        replace_text(path, json.dumps({"seed": chosen, **cut}))
-        resume = "auto"  # another process may have replaced it since
+        add_text(path, json.dumps({"seed": begun, **cut}))
+        resume = "auto"  # another process may have written it first
     check_resume(folder, resume, has_run=True)
     saved = read_object(path, "Restore it from a copy.")
     try:
@@ -281,12 +283,8 @@ def _manifest(
         found = {name: int(saved[name]) for name in cut}
     except (ValueError, TypeError, LookupError, OverflowError) as error:
         raise ValueError(f"{path} is damaged ({error}). Restore it from a copy.") from error
-    for name, value in {"seed": chosen or before, **cut}.items():
-        if value != {"seed": before, **found}[name]:
-            raise ValueError(
-                f"The run in {folder} belongs to another run, and this run cannot resume from it. "
-                f"It has {name}: {({'seed': before} | found)[name]}, but here {value}."
-            )
+    saved, here = {"seed": [*before], **found}, {"seed": [*(chosen or before)], **cut}
+    check_same(f"The run in {folder}", saved, here)
     return before
 
 

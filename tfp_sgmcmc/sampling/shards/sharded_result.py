@@ -14,7 +14,7 @@ import numpy as np
 import tree
 
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.internal.extras import import_arviz, inference_data
+from tfp_sgmcmc.internal.extras import import_arviz
 from tfp_sgmcmc.internal.tables import Table
 from tfp_sgmcmc.sampling.result import SampleResult, Timings
 from tfp_sgmcmc.sampling.result_table import num_chains_of, table_of, title_of
@@ -145,20 +145,14 @@ class ShardedResult(SampleResult):
         failed = [f"shard {i} failed: {error}" for i, error in self.failures.items()]
         return table_of(self, title_of(self, "ShardedResult", of_chains), failed)
 
-    def to_inference_data(self) -> Any:
-        """Returns the group `posterior`, for ArviZ; see `SampleResult.to_inference_data`.
-
-        With a directory and dask, draws are read on use; otherwise they are read now.
-
-        Raises:
-          ModuleNotFoundError: ArviZ and xarray are not installed.
-        """
+    def _datasets(self) -> dict[str, Any]:
+        """Returns the group `posterior`; from a directory it is read on use if dask is there."""
         if self.directory is None:
-            return inference_data({"posterior": self._datasets()["posterior"]})
+            return {"posterior": super()._datasets()["posterior"]}
         for x in tree.flatten(self.states):
             x.verify()  # xarray reads zeros for missing files
         data = open_shards(self.directory, self.shards).isel(draw=slice(self.num_results))
-        return inference_data({"posterior": data})
+        return {"posterior": data}
 
 
 def open_shards(directory: str | os.PathLike[str], shards: Iterable[int] | None = None) -> Any:
@@ -176,7 +170,7 @@ def open_shards(directory: str | os.PathLike[str], shards: Iterable[int] | None 
       ValueError: none of these shards has written draws there, or they are damaged.
       ModuleNotFoundError: xarray or zarr is not installed.
     """
-    folder = checks.path("directory", directory)
+    folder, is_chosen = checks.path("directory", directory), shards is not None
     if shards is None:
         names = [path.name.removeprefix("shard-") for path in folder.glob("shard-*")]
         shards = [int(name) for name in names if name.isdecimal() and name == str(int(name))]
@@ -189,7 +183,9 @@ def open_shards(directory: str | os.PathLike[str], shards: Iterable[int] | None 
     stores = [folder / f"shard-{i}" / SAMPLES for i in numbers]
     stores = [store for store in stores if _shows_draws(store)]
     if not stores:
-        found = f"where shards {numbers} have none" if numbers else "which has no folders shard-i"
+        found = "which has no folders shard-i"
+        if numbers or is_chosen:
+            found = f"where shards {numbers} have none"
         if _shows_draws(folder / SAMPLES):
             found = (
                 "which is a run of sample_chain or sample: "
