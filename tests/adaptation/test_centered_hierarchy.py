@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -375,3 +376,46 @@ def test_chains_come_to_the_ends_of_a_banana(monkeypatch: pytest.MonkeyPatch) ->
             error = batch_means_standard_error(is_far)
             assert abs(is_far.mean() - 2 * stats.norm.sf(2)) < 5.3 * error
     assert counts[0] <= 4 < counts[1]
+
+
+def test_a_run_of_nuts_goes_on_and_is_repeated_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With more examples than a minibatch has by default, and with one, however slow it is.
+
+    NUTS has no use for minibatches, and the settings in the directory know of none.
+    """
+    pytest.importorskip("zarr")
+    monkeypatch.setattr(nuts_pilot, "_WINDOWS", (2, 5, 2, 10, 10))
+    monkeypatch.setattr(nuts_pilot, "_ADAPTATION_STEPS", 5)
+    monkeypatch.setattr(nuts_pilot, "_FINAL_STEPS", 10)
+    monkeypatch.setattr(fallback, "_LEAPFROG_STEPS", 0)
+    x = np.random.default_rng(0).normal(size=[150])
+    x += 0.5 * (1 + 4 / 150) - x.mean()
+
+    def log_prior(v: tf.Tensor) -> tf.Tensor:
+        return -tf.reduce_sum(v**2, axis=-1) / 2
+
+    def log_likelihood(v: tf.Tensor, batch: Any) -> tf.Tensor:  # its curvature at the mode is 0
+        return -((v[..., :1] + v[..., 1:] ** 2 - batch) ** 2) / 8
+
+    rows = sgmcmc.MinibatchLogProb(log_prior, log_likelihood, x, batch_size=20)
+
+    def one_row(v: tf.Tensor) -> tf.Tensor:
+        return log_prior(v) + tf.reduce_sum(log_likelihood(v, x), axis=-1)
+
+    start = tf.zeros([2], tf.float64)
+    options: dict[str, Any] = dict(seed=1, jit_compile=False, progress_bar=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # few draws
+        result, more = (
+            sgmcmc.sample(rows, start, n, directory=tmp_path, **options) for n in (10, 12)
+        )
+        assert result.choices.sampler == "NoUTurnSampler"
+        np.testing.assert_array_equal(np.asarray(more.states)[:10], result.states)
+        program = "\n".join(result.choices.program()).replace("seed=", "jit_compile=False, seed=")
+        named = dict(target=rows, result=result, num_results=10, sgmcmc=sgmcmc, tf=tf, tfp=tfp)
+        exec(program, named)
+        np.testing.assert_allclose(named["draws"], result.states, rtol=1e-6)
+        monkeypatch.setattr(fallback, "_LEAPFROG_STEPS", 10**12)
+        assert sgmcmc.sample(one_row, start, 10, **options).choices.sampler == "NoUTurnSampler"

@@ -113,13 +113,20 @@ def test_a_model_that_mixes_chains_is_refused_before_the_run() -> None:
 
 
 def test_a_model_that_xla_cannot_compile_is_sampled_without_it(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first attempt raises what XLA raises for a determinant; other errors are passed on."""
-    calls, message = [], "Detected unsupported operations when trying to compile graph f[] on XLA: "
+    """The first attempt raises what XLA raises for a determinant; other errors are passed on.
 
-    def attempt(*args: Any, jit_compile: bool | None, **options: Any) -> str:
+    A run without draws goes on without the settings of the first attempt.
+    """
+    calls, message = [], "Detected unsupported operations when trying to compile graph f[] on XLA: "
+    settings = tmp_path / "choices.npz"
+
+    def attempt(*args: Any, run: Any, jit_compile: bool | None, **options: Any) -> str:
         calls.append(jit_compile)
+        if run is not None:
+            assert not settings.exists()
+            settings.touch()
         if jit_compile is not False:
             raise tf.errors.InvalidArgumentError(None, None, message + "LogMatrixDeterminant (No")
         return "a result"
@@ -127,7 +134,10 @@ def test_a_model_that_xla_cannot_compile_is_sampled_without_it(
     monkeypatch.setattr(drivers, "sample_target", attempt)
     with pytest.warns(UserWarning, match="XLA cannot compile LogMatrixDeterminant, which"):
         assert sgmcmc.sample(tf.square, START, 3) == "a result"
-    assert calls == [None, False]
+        pytest.importorskip("zarr")
+        assert calls == [None, False]
+        assert sgmcmc.sample(tf.square, START, 3, directory=tmp_path) == "a result"
+    assert calls == [None, False] * 2
     message = "Incompatible shapes: "
     with pytest.raises(tf.errors.InvalidArgumentError, match="Incompatible"):
         sgmcmc.sample(tf.square, START, 3)

@@ -147,3 +147,20 @@ def test_a_directory_needs_no_likelihood_of_own_minibatches(tmp_path: Path) -> N
     first = sgmcmc.sample(target, tf.zeros([3]), 60, **options)
     more = sgmcmc.sample(target, tf.zeros([3]), 70, **options)
     np.testing.assert_array_equal(more.states[:60], first.states)
+
+
+def test_draws_on_few_numbers_are_flagged() -> None:
+    """Near 300,000 numbers of float32 are 0.03 apart, a standard deviation of the mean."""
+
+    def far() -> Any:
+        return sgmcmc.MinibatchLogProb(
+            tfd.Normal(0.0, 1e7).log_prob,
+            lambda mean, x: tfd.Normal(mean[..., tf.newaxis], 1.0).log_prob(x),
+            X + np.float32(3e5),
+            batch_size=50,
+        )
+
+    with pytest.warns(UserWarning, match=r"too large for float32: near 3000\d\d"):
+        found = draw(far(), 50)
+    assert not found.is_trusted
+    assert any("rounded to that" in flag and flag.startswith("Shard") for flag in found.flags)

@@ -13,7 +13,9 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.adaptation import settings_file, target_arguments
 from tfp_sgmcmc.adaptation.hierarchies import prior_scale
-from tfp_sgmcmc.targets.streaming.pooled import Pass, PoolReport
+from tfp_sgmcmc.adaptation.kernel_selector import KernelSelector
+from tfp_sgmcmc.targets.laplace.laplace import vector_bijector
+from tfp_sgmcmc.targets.streaming.pooled import Pass, PooledLogProb, PoolReport
 
 N, D, MOST = 4_000, 2, 400
 RNG = np.random.default_rng(0)
@@ -121,6 +123,7 @@ def test_a_run_goes_on_only_with_the_data_with_which_it_was_begun(
         if name == "pool.npz":
             (folder / name).unlink()
             np.testing.assert_array_equal(pool()[1], expected)
+            assert (folder / name).exists()  # so that it is not drawn once more
         (folder / name).write_bytes(whole)
     os.utime(file, ns=(1, 1))
     assert pool()[0] >= 1  # read, and found the same
@@ -169,3 +172,19 @@ def test_the_exact_quadratic_part_is_no_prior() -> None:
     with_correction = tfp.math.value_and_gradient(pool.log_prior, tf.constant(theta, tf.float32))
     # A thousand times what the comparison above allows; which rows are drawn differs by processor.
     assert np.abs(with_correction[1] + theta).max() > 0.03
+
+
+def test_the_exact_density_in_other_coordinates_has_their_jacobian() -> None:
+    """As in those of a hierarchy. Densities of both coordinates differ by that alone."""
+    model = stream(tf.data.Dataset.from_tensor_slices({"x": X, "y": Y}).batch(500)).of_one_batch
+    rows = {"x": tf.constant(X[:50]), "y": tf.constant(Y[:50])}
+    pool = PooledLogProb(model, rows, np.ones(50, np.float32))
+    start = tf.zeros([D])
+    sinh = vector_bijector(pool.bijector, start, [tfp.bijectors.Sinh()])
+    moved = pool.with_bijector(sinh)
+    options = 2, tf.constant([0, 1]), False, pool
+    z = np.random.default_rng(0).normal(size=[5, D]).astype(np.float32)
+    exact = KernelSelector(moved, start, *options)._exact_fn()
+    assert exact is not None
+    np.testing.assert_allclose(exact(z), moved(tf.constant(z)), rtol=1e-4)
+    assert np.ptp(exact(z) - pool(tf.sinh(z))) > 1  # negative control: without it

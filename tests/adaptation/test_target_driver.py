@@ -333,6 +333,19 @@ def test_trajectories_that_diverge_are_made_again_with_a_smaller_step() -> None:
     assert target_driver.next_attempt(prepared, None, 100, found, seconds=30.0) is None
 
 
+def test_slow_draws_are_made_again_with_more_steps() -> None:
+    """Chains go on from their end, but independent draws begin anew, and need their burn-in."""
+    choices = Choices("IndependentMetropolis", {}, None, "covariance", None, None, None, 7, 1, {})
+    prepared = PreparedKernel(None, None, None, choices, ())
+    found = draw_checks.DrawCheck([], "", 2.5, {})
+    better = target_driver.next_attempt(prepared, None, 100, found, seconds=1.0)
+    assert better is not None
+    assert (better.choices.num_burnin_steps, better.choices.num_steps_between_results) == (21, 5)
+    of_chains = dataclasses.replace(prepared, gradients=lambda z, seed: z)
+    better = target_driver.next_attempt(of_chains, None, 100, found, seconds=1.0)
+    assert better is not None and better.choices.num_burnin_steps == 0
+
+
 def test_the_search_goes_on_nearer_to_the_origin() -> None:
     """Negative control: the search alone stays where the log posterior is flat."""
     target = sgmcmc.MinibatchLogProb(

@@ -206,3 +206,9 @@ def test_batch_sizes_and_minibatch_gradients(exact_gradients: bool) -> None:
 def test_bad_input(changes: dict[str, Any], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         tuned(**{"jit_compile": False} | changes)
+
+
+def test_candidates_may_be_tensors() -> None:
+    """Which have no hash. Those with other values are other candidates."""
+    found = tuned(langevin, {"step_size": tf.constant([1e-5, 0.3])}, **SHORT)
+    assert float(found.best["step_size"]) == pytest.approx(0.3)

@@ -14,6 +14,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
+from tfp_sgmcmc.adaptation.settings_file import forget
 from tfp_sgmcmc.adaptation.sharded_target_driver import (
     KernelGivenError,
     sample_target_in_shards,
@@ -250,10 +251,8 @@ def sample(
             **options,
         )
     place = as_directory(directory)
-    with contextlib.ExitStack() as stack:
-        run = None
-        if place is not None:
-            run = stack.enter_context(RunDirectory(place.path, place.resume))
+    opened = contextlib.nullcontext() if place is None else RunDirectory(place.path, place.resume)
+    with opened as run:
         draw = functools.partial(
             sample_target,
             target,
@@ -273,6 +272,8 @@ def sample(
             warnings.warn(
                 f"XLA cannot compile {missing[1]}, which the log posterior uses, so the run does "
                 "without XLA, which is slower. jit_compile=False says so beforehand.",
-                stacklevel=2,
+                stacklevel=3,
             )
+        if run is not None and not run.has_run:
+            forget(run.path)  # the settings of the attempt with XLA
         return draw(jit_compile=False)

@@ -44,6 +44,7 @@ _MOST_SECONDS = 3600.0
 _ROWS_PER_CHAIN = 12  # at which priors are compared
 Select = Callable[[MinibatchLogProb, State], PreparedKernel]
 _BATCH_SIZE, _BURN_IN, _STRIDE = 1000, 2000, 20
+_NO_QUADRATIC = "The run does not use a quadratic at the mode, because {}."
 
 
 class _Run(NamedTuple):
@@ -100,8 +101,7 @@ def sample_nonquadratic(
                 "With a directory, the same call goes on from there.",
             )
         )
-    lines = f"The run does not use a quadratic at the mode, because {reason}.", *prepared.lines
-    return dataclasses.replace(prepared, lines=lines, flags=tuple(flags), most_results=most)
+    return dataclasses.replace(prepared, flags=tuple(flags), most_results=most)
 
 
 def _sampler(
@@ -115,8 +115,9 @@ def _sampler(
     """Returns NUTS if it takes less than an hour, else NOGIN."""
     num_chains, seed, jit_compile = run.num_chains, run.seeds[0].numpy(), run.jit_compile
 
-    def is_slow(seconds: float) -> bool:
-        return seconds * _LEAPFROG_STEPS * (run.num_results + 700) > _MOST_SECONDS
+    def is_slow(seconds: float) -> bool:  # a single example has no minibatches
+        total = seconds * _LEAPFROG_STEPS * (run.num_results + 700)
+        return problem.num_examples > 1 and total > _MOST_SECONDS
 
     seconds = _seconds(problem, state, run)
     if is_slow(seconds) and is_slow(seconds := _compiled_seconds(problem, state, run)):
@@ -197,9 +198,7 @@ def _nuts(
     hessian = -inverse(pilot.covariance) if is_dense else -1 / pilot.covariance
     root = root_of_inverse(-hessian) if is_dense else np.sqrt(pilot.covariance)
     affine = Affine(flatten_events(pilot.center, 0).numpy(), root)
-    target, bijector = standardize(
-        problem.with_minibatches(problem.num_examples), pilot.center, hessian
-    )
+    target, bijector = standardize(problem, pilot.center, hessian)
     arguments: dict[str, Any] = {"step_size": pilot.step_size, "max_tree_depth": MAX_TREE_DEPTH}
     choices = Choices(
         sampler="NoUTurnSampler",
@@ -215,6 +214,7 @@ def _nuts(
     )
     metric = "covariance" if is_dense else "variances"
     lines = (
+        _NO_QUADRATIC.format(reason),
         f"NoUTurnSampler uses all {problem.num_examples} examples. Its chains began at "
         f"{run.num_chains} places near the typical set, and a pilot adapted the step, "
         f"{pilot.step_size:.2g}, and the metric, the {metric} of its draws.",
@@ -265,13 +265,14 @@ def _nogin(
         num_steps_between_results=_STRIDE - 1,
         milliseconds={"gradient of all data": 1e3 * seconds},
     )
-    line = (
+    lines = (
+        _NO_QUADRATIC.format(reason),
         f"NOGIN, which corrects for the noise of minibatches, uses {n} of the "
-        f"{problem.num_examples} examples, because a step with all of them takes too long."
+        f"{problem.num_examples} examples, because a step with all of them takes too long.",
     )
     kernel, gradients = NOGIN(estimates, **arguments), Gradients(estimates, run.jit_compile)
     return PreparedKernel(
-        kernel, bijector, gradients, choices, (line,), (_caveat(reason),), remedy=reason.remedy
+        kernel, bijector, gradients, choices, lines, (_caveat(reason),), remedy=reason.remedy
     )
 
 

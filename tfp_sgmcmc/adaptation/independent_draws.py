@@ -124,7 +124,6 @@ def independent_draws(
     if not has_other_mode and (missed := place_beyond(*beyond)) is not None:
         place, far = missed
         raise NotNearGaussian(str(far), place=place)
-    assert isinstance(sample.proposal, Proposal)
     lines = (
         f"A mode of the posterior was found in {found.num_passes} passes over the data, and "
         f"{runs.num_starts} other starts were searched for further modes.",

@@ -104,7 +104,6 @@ class KernelSelector:
           NotNearGaussian: no mode with a usable curvature was found, or draws wander far from it.
           ImproperError: the posterior has no finite integral.
         """
-        self._found, self._others, self.places = None, [], []
         try:
             return self._select(num_results)
         except NotNearGaussian as reason:
@@ -275,7 +274,8 @@ class KernelSelector:
 
         def of_flat(flat: np.ndarray) -> np.ndarray:
             states = unflatten_events(flat, like, 0)
-            return exact(problem.state_of_pool(states)).numpy()
+            log_prob = exact(problem.state_of_pool(states))
+            return (log_prob + problem.log_det_to_pool(states)).numpy()
 
         return of_flat
 

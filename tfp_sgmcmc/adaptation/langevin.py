@@ -244,6 +244,8 @@ class LangevinSelector:
                 covariance = predicted = self._predict()
             settings = safe_settings(covariance, self._problem.num_examples, steps)
             chosen = cheapest(settings, self._seconds)
+            if not steps:
+                raise _Dropped("its pilots failed at every step size")
             if chosen is None:
                 raise _Dropped("no batch size up to half of the data makes its noise small enough")
             if self._seconds(chosen.batch_size) * chosen.steps_per_draw > self._hmc_seconds(chosen):

@@ -73,7 +73,6 @@ def run_nuts_pilot(
     Raises:
       ValueError: the log posterior is not finite where the pilot goes, or its integral is not.
     """
-    problem = problem.with_minibatches(problem.num_examples)
     dim, dtype = starts.states.shape[-1], tf.nest.flatten(like)[0].dtype
     is_small = dim <= _MOST_DENSE
     chains = _Chains(problem, like, is_small, len(starts.states), jit_compile)

@@ -70,6 +70,13 @@ class Choices:
     noncentered: tuple[int, ...] = ()
 
     @property
+    def is_standardized(self) -> bool:
+        """Whether only the Hessian gives the coordinates, and not the likelihood's curvature."""
+        if self.hessian is None:
+            return False
+        return self.hessian.ndim == 1 or self.coordinates == "covariance"
+
+    @property
     def first_state(self) -> Any:
         """The state of all chains before the first step."""
         if self.sampler != "IndependentMetropolis":
@@ -104,7 +111,7 @@ class Choices:
         ]
 
     def program(self) -> list[str]:
-        """Returns the lines of a program that makes the same draws."""
+        """Returns the lines of a program that makes the same draws of a `MinibatchLogProb`."""
         first = []
         if self.noncentered:
             first = [
@@ -126,12 +133,18 @@ class Choices:
                 "draws = result.bijector.forward(run.states)",
             ]
         module = "sgmcmc" if self.batch_size is not None else "tfp.mcmc"
-        hessian = "" if self.hessian is None else ", hessian=result.choices.hessian"
-        if self.hessian is not None and self.hessian.ndim == 1:
-            hessian = ", hessian=np.diag(result.choices.hessian)"
+        if self.is_standardized:
+            make = "standardize(target, center, result.choices.hessian)"
+            first += [
+                "from tfp_sgmcmc.adaptation.coordinates import standardize",
+                "center = tf.nest.map_structure(tf.constant, result.choices.center)",
+            ]
+        else:
+            hessian = "" if self.hessian is None else ", hessian=result.choices.hessian"
+            make = f"sgmcmc.whiten(target, result.choices.center{hessian})"
         lines = [
             *first,
-            f"z, bijector = sgmcmc.whiten(target, result.choices.center{hessian})",
+            f"z, bijector = {make}",
         ]
         of = "z"
         if self.batch_size is not None:

@@ -58,6 +58,11 @@ def save(folder: Path, prepared: PreparedKernel, seed: tf.Tensor, call: dict[str
     npz.write(folder / FILE, header, arrays)
 
 
+def forget(folder: Path) -> None:
+    """Removes the settings of a run that has no draws yet."""
+    (folder / FILE).unlink(missing_ok=True)
+
+
 def saved_jit_compile(folder: Path) -> bool | None:
     """Returns whether XLA compiles the run in a directory; None if it has no choices yet."""
     if not (folder / FILE).exists():
@@ -142,7 +147,7 @@ def rebuild(
     if choices.sampler == "IndependentMetropolis":
         return with_proposal(problem, choices)
     hessian = choices.hessian
-    if hessian is not None and (hessian.ndim == 1 or choices.coordinates == "covariance"):
+    if hessian is not None and choices.is_standardized:
         target, bijector = standardize(problem, center, hessian)
     else:
         target, bijector = whiten(problem, center, "auto" if hessian is None else hessian)

@@ -16,7 +16,12 @@ import tensorflow_probability as tfp
 import tree
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.adaptation.draw_checks import DrawCheck, check_draws, flags_of_convergence
+from tfp_sgmcmc.adaptation.draw_checks import (
+    DrawCheck,
+    check_draws,
+    flags_of_convergence,
+    flags_of_spacing,
+)
 from tfp_sgmcmc.adaptation.pilot import Convergence
 from tfp_sgmcmc.adaptation.settings import Choices, settled
 from tfp_sgmcmc.adaptation.settings_file import rebuild
@@ -153,7 +158,10 @@ def checked_kernel(
     check_seed = random.split(tf.constant(seed), 3)[2]
 
     def check(result: SampleResult) -> DrawCheck:
-        return check_draws(result, prepared, check_seed, 0.0, settings.problem)
+        found = check_draws(result, prepared, check_seed, 0.0, settings.problem)
+        states = tf.nest.map_structure(np.asarray, result.states)
+        found.flags.extend(flags_of_spacing(states, settings.problem))
+        return found
 
     return CheckedKernel(prepared.kernel, prepared.bijector.forward, check)
 
@@ -234,6 +242,8 @@ def _flags_of_all(result: ShardedResult, goal: float) -> list[Flag]:
     if not varies.any():
         return []
     ess, rhat = sizes[varies].min(), rhats[varies].max()
-    limit = rhat_limit(num_chains_of(result), int(varies.sum()), ess)
-    median = float(np.median(sizes[varies]))
-    return flags_of_convergence(Convergence(float(rhat), float(ess), median, limit), goal)
+    chains = num_chains_of(result)
+    # Chains that never met have few effective draws, and must not be excused by that.
+    least = max(ess, 0.25 * result.num_results * chains)
+    limit = rhat_limit(chains, int(varies.sum()), least)
+    return flags_of_convergence(Convergence(float(rhat), float(ess), float(ess), limit), goal)

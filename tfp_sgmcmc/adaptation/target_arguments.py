@@ -105,8 +105,9 @@ def pool_of(
             return pooled.load(folder / pooled.FILE, target, initial_state)
         pool, report = draw_pool(target, initial_state, jit_compile=jit_compile, show=show)
     pool._data_are_recorded = True
-    if folder is not None and not is_known:
-        data_record.save(folder / data_record.FILE, target)
+    if folder is not None:
+        if not is_known:
+            data_record.save(folder / data_record.FILE, target)
         pooled.save(folder / pooled.FILE, pool, report)
     return pool, report
 
@@ -120,7 +121,7 @@ def _is_known(folder: Path, target: StreamedLogProb, show: Any) -> bool:
                 f"The run in {folder} has no {data_record.FILE}, which records its data: it was "
                 "deleted, or an older version of the library wrote none. Whether the data are the "
                 "same now cannot be checked.",
-                stacklevel=6,
+                stacklevel=7,
             )
         return has_pool
     if target._is_compared:
@@ -147,18 +148,17 @@ def single_state(target: MinibatchLogProb, initial_state: Any) -> State:
 
 
 def choose_jit_compile(
-    target: MinibatchLogProb, state: State, given: bool | None, before: bool | None
+    target: MinibatchLogProb, state: State, given: bool | None
 ) -> tuple[bool, tuple[str, ...]]:
     """Returns whether XLA compiles the steps, with an explanation if it could and does not.
 
     Args:
       target: the target in memory.
       state: a state.
-      given: what the user asks for, or None.
-      before: what the run that goes on began with, or None.
+      given: what the user asks for, or what the run that goes on began with; or None.
     """
-    if given is not None or before is not None:
-        return bool(before if given is None else given), ()
+    if given is not None:
+        return given, ()
     name = f"factorisation that XLA makes slower on a {xla.device_kind()}"
     slow = kept_program(
         target,

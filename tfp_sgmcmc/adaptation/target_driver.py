@@ -70,6 +70,7 @@ class TargetSettings:
         progress_bar: bool | None,
     ):
         self._pool, self._folder, self._exact_log_prob_fn = None, folder, None
+        called = "initial_state" if initial_state is not None else "the medians of the prior"
         if isinstance(target, StreamedLogProb):
             self._exact_log_prob_fn = target.log_prob_of_many
             initial_state = target_arguments.single_state(target.of_one_batch, initial_state)
@@ -78,15 +79,15 @@ class TargetSettings:
             )
         self.problem = target_arguments.as_problem(target, bijector)
         state = target_arguments.single_state(self.problem, initial_state)
-        called = "initial_state" if initial_state is not None else "the medians of the prior"
         self.state, self._notes = target_arguments.finite_start(self.problem, state, called)
         if not isinstance(target, MinibatchLogProb):
             KeptTargets.of(target).keep(target, bijector, self.problem, self.state)
         self._num_results, self._num_chains = num_results, num_chains
         self.places = list[Place]()
-        before = None if folder is None else saved_jit_compile(folder)
+        if jit_compile is None and folder is not None:
+            jit_compile = saved_jit_compile(folder)
         self.jit_compile, self._lines = target_arguments.choose_jit_compile(
-            self.problem, state, jit_compile, before
+            self.problem, state, jit_compile
         )
 
     def load(self, seed: tf.Tensor | None) -> PreparedKernel | None:
@@ -311,7 +312,9 @@ def next_attempt(
         if times * seconds > _MOST_SECONDS:
             return None
         stride = times * (prepared.choices.num_steps_between_results + 1)
-        return prepared.with_choices(num_burnin_steps=0, num_steps_between_results=stride - 1)
+        # Chains go on from their end, but those of independent draws begin at the center again.
+        burn_in = times * prepared.choices.num_burnin_steps if prepared.gradients is None else 0
+        return prepared.with_choices(num_burnin_steps=burn_in, num_steps_between_results=stride - 1)
     return select.with_all_examples(num_results) if prepared.is_noisy else None
 
 

@@ -147,14 +147,15 @@ class TimedHMC:
         least = max(50, math.ceil(_LEAST_DRAWS / runs.num_chains))
         num_draws = int(np.clip(num_results // 2, least, _PILOT_DRAWS))
         pilot, accepted = None, 0.0
-        for _ in range(_MOST_PILOTS):
+        for number in range(_MOST_PILOTS):
+            if number:
+                h = 0.7 * h
+                count = steps_for(h)
             pilot = self._pilot(h, count, num_draws)
             if pilot is not None:
                 accepted = float(np.mean(np.any(pilot.z[1:] != pilot.z[:-1], axis=-1)))
                 if accepted >= _LEAST_ACCEPTED:
                     break
-            h = 0.7 * h
-            count = steps_for(h)
         if pilot is None or accepted < _LEAST_ACCEPTED / 2:
             raise NotNearGaussian("HMC in the coordinates of the mode is hardly ever accepted")
         if pilot.wanders:

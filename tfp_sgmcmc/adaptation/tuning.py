@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -315,8 +315,16 @@ def tune(
     for (_, candidate), position in zip(left, positions, strict=True):
         programs.trace(candidate, position)
     rounds: list[TuningRound] = []
+    device = xla.device()  # threads begin without the caller's
+
+    def map_fn(fn: Callable[..., Any], *columns: Iterable[Any]) -> Iterator[Any]:
+        def placed(*args: Any) -> Any:
+            with tf.device(device):
+                return fn(*args)
+
+        return map(fn, *columns) if num_parallel == 1 else pool.map(placed, *columns)
+
     with ThreadPoolExecutor(num_parallel) as pool:
-        map_fn = map if num_parallel == 1 else pool.map
         for round_number, size in enumerate(sizes):
             stride = num_steps // (len(sizes) * size) // num_results
             indices, tried = zip(*left, strict=True)
@@ -370,6 +378,15 @@ def _listed(name: str, values: Any) -> list[Any]:
         ) from None
 
 
+def _hashable(value: Any) -> Hashable:
+    """Returns the value, or what stands for an array or a nest of them in a key."""
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value
+
+
 def _sizes(size: int, reduction: float) -> list[int]:
     """Returns the number of candidates in each round; a single candidate has one round."""
     sizes = [size]
@@ -404,7 +421,8 @@ class _Programs:
         if key not in self._loops:
             options = self._jit_compile, self._num_results
             self._loops[key] = Loop(self._made[key][0], None, position, *options)
-        self._loops[key].trace(position, tf.constant(1, tf.int64), random.as_seed(0), values)
+        with xla.compilable():
+            self._loops[key].trace(position, tf.constant(1, tf.int64), random.as_seed(0), values)
 
     def advance(
         self, candidate: Candidate, position: Position, seed: tf.Tensor, stride: int
@@ -425,7 +443,7 @@ class _Programs:
         floats = {k: v for k, v in candidate.items() if isinstance(v, float | np.floating)}
         floats = floats if self._takes_tensors else {}
         others = {k: v for k, v in candidate.items() if k not in floats}
-        named = ((k, v if isinstance(v, Hashable) else id(v)) for k, v in others.items())
+        named = ((k, _hashable(v)) for k, v in others.items())
         key = (*floats, *named)
         if key not in self._made:
             kernel_fn = self._kernel_fn(others, bool(floats))

@@ -311,7 +311,7 @@ class _Features:
             if not _fits(x, found, widening[:, r], rounding):
                 return None
             log_width[:, r] = _without_rounding(x, found, rounding)
-        # velocity + widening * (place - m) is the derivative of m, which is linear in what m has.
+        # velocity - widening * (place - m) is the derivative of m, which is linear in what m has.
         # A part of m that is in proportion to w only moves z, so scales are not looked for in m.
         place = rows[used, motions._candidates[effect]]
         terms = [r for r in of if not motions.widened[effect, r]]

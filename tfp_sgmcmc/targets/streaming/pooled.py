@@ -327,6 +327,12 @@ class PooledLogProb(MinibatchLogProb):
         """Returns a state in the coordinates in which the pool was drawn."""
         return state if self._to_state is None else self._to_state.forward(state)
 
+    def log_det_to_pool(self, state: State) -> Any:
+        """Returns the log determinant of that map's Jacobian, at vectors `[..., D]`."""
+        if self._to_state is None:
+            return 0.0
+        return self._to_state.forward_log_det_jacobian(state, event_ndims=1)
+
 
 def _times(weights: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
     return values * tf.cast(weights, values.dtype)
