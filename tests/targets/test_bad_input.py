@@ -497,6 +497,8 @@ def test_data_frames_are_dicts_of_their_columns(frame: Any) -> None:
         for data in (frame(columns), columns)
     )
     assert made(tf.constant(0.5)) == expected(tf.constant(0.5))
+    (inner, _), _ = target(data=({"x": frame(columns)}, columns["x"]))._data, None
+    assert [*inner["x"]] == [*columns]
     nested = target(data={"inner": frame(columns), "y": frame(columns)["x"]})
     assert nested.num_examples == 20
     with pytest.raises(TypeError, match=r"data\['name'\] must hold numbers. .* dtype string"):

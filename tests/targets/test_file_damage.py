@@ -100,3 +100,10 @@ def test_a_pipe_among_the_files_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.npy")
     with pytest.raises(StreamReadError, match=f"{tmp_path / 'x.npy'}, a pipe.*Restore the file"):
         ReadFaults([tmp_path / "x.npy"])
+
+
+def test_a_folder_of_files_is_not_damaged(tmp_path: Path) -> None:
+    """As a table of Parquet files, or what another program wrote in parts."""
+    for name in ("table.parquet", "rows.csv", "rows"):
+        (tmp_path / name).mkdir()
+        assert damage_of(tmp_path / name) == ""

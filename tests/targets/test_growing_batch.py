@@ -314,3 +314,20 @@ def test_bad_arguments(options: dict[str, float], message: str) -> None:
 def test_targets_that_draw_by_epochs_are_refused(reshuffle: str) -> None:
     with pytest.raises(ValueError, match=f"have reshuffle='step', .* reshuffle='{reshuffle}'"):
         sgmcmc.GrowingBatch(MODEL.target(3, reshuffle=reshuffle))
+
+
+def test_sizes_are_not_raised_by_rounding() -> None:
+    """1.1 * 100 is 110.00000000000001."""
+    model = indicator_target(500, 1)
+    target, state = (
+        sgmcmc.GrowingBatch(model, growth=1.1, initial_size=100),
+        tf.zeros([2], tf.float64),
+    )
+    carried = target.bootstrap(state)
+    sizes = []
+    for step in range(3):
+        found = target.estimate(state, tf.constant([0, step]), carried)
+        carried = found.target_state
+        sizes.append(found.noise_scale.numpy())
+    expected = [500**2 / n * (1 - n / 500) for n in (100, 110, 121)]
+    np.testing.assert_allclose(sizes, expected, rtol=1e-9)

@@ -4,7 +4,7 @@ import copy
 import functools
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -161,3 +161,21 @@ def test_programs_stay_with_the_callable_and_in_the_process() -> None:
         assert find(target) is problem
     keep(WithoutAttributes())
     assert find(WithoutAttributes()) is None
+
+
+def test_parts_of_a_named_tuple_go_by_position_where_the_function_has_other_names() -> None:
+    class Parts(NamedTuple):
+        x: Any
+        y: Any
+
+    def of_others(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        return -(a**2) - 2 * b**2
+
+    def of_names(y: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        return -(x**2) - 2 * y**2
+
+    state = Parts(tf.constant([1.0, 2.0]), tf.constant([0.5, 3.0]))
+    for fn in (of_others, of_names):
+        target = one_example(fn)
+        rows = target.log_likelihood(state, target.rows(tf.range(1)), 1, [2])
+        np.testing.assert_allclose(rows[:, 0], [-1.5, -22.0])

@@ -1,5 +1,6 @@
 """ShardedLogProb: exact moments over all minibatches, the exact law, replicas, and bad input."""
 
+import contextlib
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -286,3 +287,24 @@ def test_workers_that_differ_are_named() -> None:
     with pytest.raises(ValueError, match="Worker 1 could not load its shards. It raised OSError: "):
         TwoWorkers("OSError: no such file").together("load its shards", lambda: None)
     assert TwoWorkers(None).together("load its shards", lambda: 3) == 3
+
+
+def test_the_variance_of_differences_needs_two_rows_of_each_shard() -> None:
+    for target, is_told in ((sharded(3), True), (sharded(6), False)):
+        told = pytest.raises(ValueError, match="two for each shard.* Received: 3")
+        with told if is_told else contextlib.nullcontext():
+            sgmcmc.ReplicaExchangeSGLD(target, 0.01, [1.0, 2.0])
+
+
+def test_the_prior_may_be_a_distribution() -> None:
+    prior = tfp.distributions.Sample(tfp.distributions.HalfNormal(tf.constant(2.0)), 3)
+    one = sharded()
+    target = sgmcmc.ShardedLogProb.from_joint(
+        prior, one._log_likelihood_fn, in_shards(SIZES), len(SIZES), sum(SIZES), batch_size=12
+    )
+    other = sgmcmc.MinibatchLogProb.from_joint(
+        prior, one._log_likelihood_fn, {"x": X[: sum(SIZES)], "y": Y[: sum(SIZES)]}
+    )
+    at = other.initial_state
+    np.testing.assert_allclose(target.initial_state, at, rtol=1e-6)
+    np.testing.assert_allclose(target(at), other(at), rtol=1e-5)

@@ -38,11 +38,8 @@ class FactoredScores(abc.ABC):
 
     def rows(self) -> tf.Tensor:
         """Returns the scores, `[chains..., n, event...]`."""
-        return self._shaped(self._scale * self._rows(self._inputs, self._gradients))
-
-    def mean(self) -> tf.Tensor:
-        """Returns the mean of the scores, `[chains..., event...]`."""
-        return self._shaped(self._mean())
+        x = self._scale * self._rows(self._inputs, self._gradients)
+        return tf.reshape(x, tf.concat([tf.shape(x)[:-2], self._event_shape], axis=0))
 
     def variances(self) -> tf.Tensor:
         r"""Returns the sample variances of the scores, `[chains..., D]`.
@@ -75,9 +72,6 @@ class FactoredScores(abc.ABC):
 
     def _mean(self) -> tf.Tensor:
         return self._scale * self._sum() / tf.cast(self.num_rows, self._gradients.dtype)
-
-    def _shaped(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.reshape(x, tf.concat([tf.shape(x)[:-2], self._event_shape], axis=0))
 
     def _sum_over_chunks(
         self, fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], numbers: int

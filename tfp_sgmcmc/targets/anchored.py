@@ -150,10 +150,11 @@ def comparable_target(target: Target) -> Target:
     """
     base = getattr(target, "target", target)
     if isinstance(base, MinibatchLogProb):
-        if base.batch_size < 2:
+        if base.num_scores is not None and base.num_scores < 2:
             raise ValueError(
-                "batch_size must be at least 2, so that the variance of the minibatch's estimates "
-                "can be estimated. Received: 1."
+                "batch_size must be at least 2, and two for each shard of a ShardedLogProb, so "
+                "that the variance of the minibatch's estimates can be estimated. Received: "
+                f"{base.batch_size}."
             )
         return base
     if base.num_scores == 0 and base.noise_scale == 0:

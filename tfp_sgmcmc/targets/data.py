@@ -47,7 +47,7 @@ def _without_frames(data: Any) -> Any:
         return {name: data[name].to_numpy() for name in names}
     if isinstance(data, Mapping):
         return {name: _without_frames(x) for name, x in data.items()}
-    if isinstance(data, list | tuple) and any(_is_frame(x) for x in data):
+    if isinstance(data, list | tuple):
         parts = [_without_frames(x) for x in data]
         return type(data)(*parts) if hasattr(data, "_fields") else type(data)(parts)
     return data

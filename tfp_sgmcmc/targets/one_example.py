@@ -96,7 +96,10 @@ def _made(prior: Any, likelihood: Any, posterior: Any, bijector: Any) -> Minibat
         return call_with_state(likelihood, state_from_call(args, kwargs))[..., tf.newaxis]
 
     with contextlib.suppress(TypeError, ValueError):  # some callables have no signature
-        prior.__signature__ = inspect.signature(likelihood)
+        prior.__signature__ = signature = inspect.signature(likelihood)
+        batch = inspect.Parameter("batch", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+        parameters = [*signature.parameters.values(), batch]
+        of_row.__signature__ = signature.replace(parameters=parameters)  # ty: ignore
     target = _OneExample(prior, of_row, np.zeros([1], np.float32), 1, bijector=bijector)
     target.log_posterior_fn = posterior
     return target

@@ -152,6 +152,8 @@ def damage_of(path: Path) -> str:
     The formats are `.csv`, `.npy`, `.npz`, `.gz`, `.parquet`, `.tfrecord` and `.tfrecords`. `.npz`,
     `.gz` and records are read as a whole, because they have check sums.
     """
+    if path.is_dir():  # such as a table of Parquet files
+        return ""
     look = _FORMATS.get(path.suffix.lower(), _begins)
     try:
         return _begins(path) or look(path)
@@ -160,8 +162,6 @@ def damage_of(path: Path) -> str:
 
 
 def _begins(path: Path) -> str:
-    if path.is_dir():
-        return ""
     with path.open("rb") as file:
         return "" if file.read(1) else "it is empty"
 

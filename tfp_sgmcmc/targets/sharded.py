@@ -20,6 +20,7 @@ from tfp_sgmcmc.internal.nest import (
 from tfp_sgmcmc.internal.replicas import current, device_scope, gathered, total
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
+from tfp_sgmcmc.targets.bijectors import median_start, prior_and_bijector
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.model_target import ModelTarget
 from tfp_sgmcmc.targets.stratified import Strata, StratifiedLogProb, load_shards
@@ -170,6 +171,23 @@ class ShardedLogProb(MinibatchLogProb):
                     functions, own, numbers, strata, options | {"chunk_size": size}
                 )
         self._set(strata)
+
+    @classmethod
+    def from_joint(
+        cls, joint: Any, log_likelihood_fn: Callable[..., tf.Tensor], *args: Any, **options: Any
+    ) -> Self:
+        """Returns a target whose prior is a distribution; see `MinibatchLogProb.from_joint`.
+
+        Args:
+          joint: a `JointDistribution` of all parts, or a distribution of the only one.
+          log_likelihood_fn: as for the class, with the parts of `joint`.
+          *args: the class's arguments from `load_shard` on.
+          **options: the class's keywords, without `bijector`.
+        """
+        prior, bijector = prior_and_bijector(joint, options)
+        target = cls(prior, log_likelihood_fn, *args, bijector=bijector, **options)
+        target.initial_state = median_start(joint.sample, joint.log_prob, target)
+        return target
 
     @property
     def num_replicas(self) -> int:

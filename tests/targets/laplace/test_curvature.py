@@ -213,8 +213,8 @@ def test_other_targets_are_asked_for_one_estimate() -> None:
         (dict(max_examples=1.5), TypeError, "max_examples must be an integer. Received: 1.5"),
         (dict(metric=2.0), TypeError, "metric must be a callable, v -> M v. Received: a float"),
         (dict(metric=lambda v: -v), ValueError, "metric must be positive definite. Received"),
-        (dict(metric=lambda v: None), ValueError, r"metric must return .* shapes .* \[\(8,\)\]"),
-        (dict(metric=lambda v: v[:3]), ValueError, r"metric must return .* shapes .* \[\(8,\)\]"),
+        (dict(metric=lambda v: None), ValueError, r"metric must return a vector in the structure"),
+        (dict(metric=lambda v: v[:3]), ValueError, r"metric must broadcast .* \(8,\)\. Rec"),
         (dict(state=np.full(8, 1e200)), ValueError, "second derivatives .* must be finite"),
     ],
 )
@@ -256,3 +256,20 @@ def test_factors_of_a_nearly_singular_inverse_are_accurate() -> None:
     with contextlib.suppress(np.linalg.LinAlgError):
         explicit = np.linalg.cholesky(np.linalg.inv(scaled)) / scale[:, np.newaxis]
         assert np.abs(explicit.T @ precision @ explicit - np.eye(9)).max() > 10
+
+
+def test_a_subsample_of_shards_is_that_of_each_call() -> None:
+    """Programs are kept with the target, and each number of examples has one of its own."""
+
+    def load(s: int) -> Any:
+        return tf.nest.map_structure(lambda x: x[s::2], DATA)
+
+    target = sgmcmc.ShardedLogProb(log_prior, log_likelihood, load, 2, N, 4)
+    state = tf.constant(THETA[0])
+    alone = [
+        sgmcmc.largest_curvature(target.with_minibatches(4), state, max_examples=n) for n in (8, N)
+    ]
+    sgmcmc.find_center(target, state)  # which keeps programs
+    found = [sgmcmc.largest_curvature(target, state, max_examples=n) for n in (8, N)]
+    np.testing.assert_allclose(found, alone, rtol=RTOL)
+    assert abs(found[0] / found[1] - 1) > 1e-3  # negative control

@@ -35,6 +35,17 @@ def regression(size: int = SIZE) -> sgmcmc.MinibatchLogProb:
     )
 
 
+def test_other_minibatches_have_noise_of_their_own() -> None:
+    """Also those of a control variate, whose copies share the programs of estimates."""
+    center = tf.constant(MODE, tf.float32)
+    control, state = sgmcmc.ControlVariate(regression(5), center), away(130.0)
+    for size in (5, 1_000):
+        control = control.with_batch_size(size)
+        kernel = sgmcmc.NOGIN(control, 0.005, friction=10.0)
+        estimate_initial_distance(kernel, control, state)
+        assert any(f"estimates from {size} examples" in key for key in control._programs)
+
+
 def away(distance: float) -> tf.Tensor:
     """Returns a state `distance` standard deviations from the mode."""
     return tf.constant(MODE + ROOT @ np.full(D, distance / D**0.5), tf.float32)

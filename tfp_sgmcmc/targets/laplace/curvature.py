@@ -17,7 +17,7 @@ from tfp_sgmcmc.internal.nest import (
     convert_state,
     num_entries,
     one_chain,
-    part_names,
+    returned_by,
     vector_of_chain,
 )
 from tfp_sgmcmc.targets.anchored import AnchoredTarget
@@ -121,7 +121,7 @@ def largest_curvature(
             vector = tf.nest.map_structure(
                 lambda part, like: tf.broadcast_to(part, like.shape), as_state(v), state
             )
-            product = one_chain(_checked_product(metric(vector), state), chains, chain)
+            product = one_chain(returned_by("metric", metric(vector), state), chains, chain)
             return vector_of_chain(product, ndims)
 
         rng = np.random.default_rng(seed.numpy().view(np.uint32))
@@ -152,7 +152,10 @@ def posterior_product(
             return tf.nest.map_structure(lambda x: tf.gather(x, i), data)
 
     elif isinstance(target, ShardedLogProb):
-        return _product_of_estimate(target.with_most(max_examples), state, seed, ())
+        most = max(target.batch_size, _MOST_BYTES // max(1, target.row_bytes))
+        return _product_of_estimate(
+            target.with_most(min(max_examples, most)), state, seed, (), f" of {max_examples}"
+        )
     elif isinstance(target, MinibatchLogProb):
         most = max(target.batch_size, _MOST_BYTES // max(1, target.row_bytes))
         size = min(total, max_examples, most)
@@ -192,25 +195,14 @@ def _product(
 
 
 def _product_of_estimate(
-    target: Target, state: State, seed: tf.Tensor, target_state: Any
+    target: Target, state: State, seed: tf.Tensor, target_state: Any, size: str = ""
 ) -> Callable[[State, State], State]:
     def product(theta: State, v: State, seed: tf.Tensor, target_state: Any) -> State:
         return target.estimate(theta, seed, target_state, probe=v).hessian_product
 
-    name = "Hessian products of an estimate"
+    name = f"Hessian products of an estimate{size}"
     kept = kept_program(target, name, state, lambda: tf.function(product, autograph=False))
     return lambda theta, v: kept(theta, v, seed, target_state)
-
-
-def _checked_product(product: State, state: State) -> State:
-    given = tf.nest.flatten(product)
-    shapes = [tuple(x.shape) for x in tf.nest.flatten(state)]
-    if [tuple(getattr(x, "shape", (None,))) for x in given] != shapes:
-        raise ValueError(
-            f"metric must return vectors of the shapes of the state, {shapes} for "
-            f"{part_names(state)}. Received: {product!r}."
-        )
-    return tf.nest.pack_sequence_as(state, [tf.convert_to_tensor(x) for x in given])
 
 
 def largest_eigenvalue(curve: Product, weigh: Product, start: np.ndarray, most: int) -> float:

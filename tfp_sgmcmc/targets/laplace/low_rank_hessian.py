@@ -171,8 +171,7 @@ def low_rank_at(
         )
         added = diagonal + likelihood
         diagonal = added if is_diagonal else np.where(missing, likelihood, diagonal)
-    if not (diagonal > 0).all():
-        check_definite(diagonal.min())
+    check_definite(diagonal.min())
     vectors, values, rest = np.zeros([dim, 0]), np.zeros([0]), 0.0
     if not is_diagonal:
         vectors, values, rest = _eigenpairs(target, center, diagonal)

@@ -283,9 +283,7 @@ def find_center(
             ascents.append(newton(flat))
     ended = [a for a in ascents if a is not None]
     ascent = max(ended, key=lambda a: (a.is_mode, a.log_prob), default=None)
-    if ascent is None:
-        point = evaluate(flat)
-    else:
+    if ascent is not None:
         at, unit = ascent.theta, np.sqrt(ascent.curvature)
         point = _Point(
             *(tf.constant(x, dtype) for x in (at, ascent.log_prob, ascent.gradient, unit))

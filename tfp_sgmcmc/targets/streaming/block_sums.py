@@ -97,27 +97,17 @@ class BlockDerivatives:
         self._name = f"sums of {size} rows, {with_hessian=}, {jit_compile=}"
         self._jit_compile, self._ones = jit_compile, tf.ones([size], self._dtype)
 
-    def __call__(
-        self,
-        theta: np.ndarray,
-        rows: Any,
-        weights: np.ndarray | None = None,
-        factor: np.ndarray | None = None,
-    ) -> Sums:
-        """Returns the sums at theta, `[D]`.
-
-        Args:
-          theta: a state.
-          rows: a block.
-          weights: of the rows, `[size]`; None for ones.
-          factor: L, `[D, D]`; None for the identity.
-        """
-        return self.at(theta, factor)(rows, weights)
-
     def at(
         self, theta: np.ndarray, factor: np.ndarray | None = None
     ) -> Callable[[Any, np.ndarray | None], Sums]:
-        """Returns the function of rows and weights that gives the sums at theta."""
+        """Returns the function of a block of rows and their weights that gives the sums at theta.
+
+        Weights of None are ones.
+
+        Args:
+          theta: a state, `[D]`.
+          factor: L, `[D, D]`; None for the identity.
+        """
         used = np.eye(self._dim) if factor is None else factor
         if self._is_linear:
             draws = Draws.all_at(theta, used, self._dtype)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,24 +89,16 @@ class RowRemainders:
 
     def norms(self, rows: Any) -> np.ndarray:
         """Returns `Moments.norms` of a block of rows, unless the model is linear."""
-        parts = [self._norms(self.at, part).numpy() for part in self._split(rows)]
+        total, size, parts = len(tf.nest.flatten(rows)[0]), self.block_rows, []
+        for start in range(0, total, size):
+            part = tf.nest.map_structure(lambda x, a=start: x[a : a + size], rows)
+            parts.append(self._norms(self.at, part).numpy())
         return np.concatenate(parts).astype(np.float64)
 
     def moments(self, rows: Any) -> Moments:
-        """Returns the moments of a block of rows."""
-        parts = [self._moments(self.at, part) for part in self._split(rows)]
-        norms, means, tilts = (
-            np.asarray(x[0]) if len(x) == 1 else np.concatenate(x) for x in zip(*parts, strict=True)
-        )
+        """Returns the moments of a block of up to `block_rows` rows."""
+        norms, means, tilts = (np.asarray(x) for x in self._moments(self.at, rows))
         return Moments(norms.astype(np.float64), means, tilts)
-
-    def _split(self, rows: Any) -> Iterator[Any]:
-        total, size = len(tf.nest.flatten(rows)[0]), self.block_rows
-        if total <= size:
-            yield rows
-            return
-        for start in range(0, total, size):
-            yield tf.nest.map_structure(lambda x, a=start: x[a : a + size], rows)
 
 
 @functools.lru_cache(maxsize=8)

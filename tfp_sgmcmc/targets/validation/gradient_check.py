@@ -246,11 +246,11 @@ def preflight(
         name = f"an estimate from {getattr(base, 'batch_size', 1)} examples"
         kept_program(target, name, state, lambda: _estimate(target, state))
     if isinstance(base, MinibatchLogProb):
-        if base.parts == [base] and log_prob.shape.rank == 0:
+        if plain and log_prob.shape.rank == 0:
             check_two_chains(base, state)
         if not is_whole:
             _compare(base, state, log_prob, gradient, rtol)
-        if plain and base.has_score_fn and base.parts == [base]:
+        if plain and base.has_score_fn:
             check_score_fn(base, state, log_prob.shape, _allowed(state, rtol))
     if isinstance(target, ControlVariate):  # differences add up if the sums at both states do
         preflight(base, target.center, rtol)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfp_sgmcmc.internal.nest import State, by_part, chain_of_vector, one_chain, vector_of_chain
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, Target, kept_program
-from tfp_sgmcmc.targets.laplace.curvature import largest_curvature
+from tfp_sgmcmc.targets.laplace.curvature import largest_curvature, wrapped_target
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
 
 _FAR = 10.0  # deviations from the posterior, along the gradient
@@ -90,7 +90,8 @@ def estimate_initial_distance(
     carried = target.bootstrap(state)
     graph = kept_program(
         target,
-        f"estimates from {getattr(target, 'batch_size', 1)} examples, {epochs_of(target)}",
+        f"estimates from {getattr(wrapped_target(target), 'batch_size', 1)} examples, "
+        f"{epochs_of(target)}",
         state,
         lambda: traced(
             lambda state, seed, own, *probe: target.estimate(
@@ -163,6 +164,9 @@ class Epochs(NamedTuple):
 def epochs_of(target: Any) -> Epochs | None:
     """Returns the epochs of a target, or of the one that it wraps; None if it has no epochs."""
     while target is not None and not hasattr(target, "reshuffle"):
+        second_order = getattr(target, "second_order", None)
+        if second_order is not None and second_order.probabilities is not None:
+            return None  # it draws each step anew, by these
         target = getattr(target, "target", None)
     if target is None or target.reshuffle == "step":
         return None
