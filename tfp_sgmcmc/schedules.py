@@ -148,20 +148,16 @@ class Cyclical(Schedule):
         self, initial_value: float, num_steps: int, num_cycles: int, exploration_ratio: float = 0.8
     ):
         self.initial_value = positive("initial_value", initial_value)
-        num_steps = integer("num_steps", num_steps, 1)
-        num_cycles = integer("num_cycles", num_cycles, 1, num_steps)
+        self.num_steps = integer("num_steps", num_steps, 1)
+        self.num_cycles = integer("num_cycles", num_cycles, 1, num_steps)
         self.exploration_ratio = number(
             "exploration_ratio", exploration_ratio, "in [0, 1)", lambda x: 0 <= x < 1
         )
-        self._counts = {"num_steps": num_steps, "num_cycles": num_cycles}
-        self.cycle_length = -(-num_steps // num_cycles)
 
-    def get_config(self) -> dict[str, Any]:
-        return {
-            "initial_value": self.initial_value,
-            **self._counts,
-            "exploration_ratio": self.exploration_ratio,
-        }
+    @property
+    def cycle_length(self) -> int:
+        """The number of steps in a cycle."""
+        return -(-self.num_steps // self.num_cycles)
 
     def position(self, step: Any) -> tf.Tensor:
         """Returns r_t, in [0, 1)."""

@@ -290,9 +290,8 @@ def test_nuts_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     options |= {"preflight_check": False, "view": prepared.bijector.forward}
     for kernel, stride in ((prepared, 1), (prepared.with_step_size(0.4), 2)):
         loop, plan = kernel.loop, StepPlan(50, 0, stride)
-        make = lambda *_, loop=loop, **__: loop  # noqa: E731
         first = kernel.choices.first_state
-        run = run_kernel(kernel.kernel, first, plan, seed=seeds[1], make_loop=make, **options)
+        run = run_kernel(kernel.kernel, first, plan, seed=seeds[1], loop=loop, **options)
         assert run.num_results == 50 and len(traces) == 1
         z = prepared.bijector.inverse(tf.constant(run.states[-1]))
         results = run.final_kernel_results

@@ -176,7 +176,7 @@ def test_hmc_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
             StepPlan(500, 0, 1 + number),
             seed=tf.constant([1, number]),
             view=prepared.bijector.forward,
-            make_loop=lambda *_, loop=prepared.loop, **__: loop,
+            loop=prepared.loop,
             **options,
         )
         assert len(traces) == 1 and run.states.shape == (500, 4, 2)

@@ -12,7 +12,11 @@ import tfp_sgmcmc as sgmcmc
 from tests.harness.fast_settings import fast_settings
 from tests.keras import small_models
 from tfp_sgmcmc.keras import Chains, Collect, SamplerCallback
+from tfp_sgmcmc.keras.batch_steps import BatchSteps, BatchTrainFunction
+from tfp_sgmcmc.keras.checks.fit_preflight import check_growth
 from tfp_sgmcmc.keras.data import training_data
+from tfp_sgmcmc.keras.data.training_data import Source
+from tfp_sgmcmc.keras.model import internals
 
 CHECKS_CURVATURE = True
 N = 12
@@ -335,3 +339,49 @@ def test_a_fit_that_is_stopped_in_the_burn_in_is_told(num_burnin_steps):
     told = [str(w.message) for w in caught if "end of the burn-in" in str(w.message)]
     assert len(told) == (num_burnin_steps > 0)
     assert all("stopped in epoch 2, after 6 steps" in words for words in told)
+
+
+def test_an_inner_optimizer_that_averages_weights_is_refused():
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+    inner = keras.optimizers.SGD(use_ema=True)
+    model.compile(keras.mixed_precision.LossScaleOptimizer(inner), loss=small_models.unit_normal)
+    with pytest.raises(ValueError, match="must have use_ema=False"):
+        internals.check_model(model)
+
+
+def test_resident_data_on_several_replicas_are_refused():
+    data = sampler().resident(X, Y, batch_size=4)
+    strategy = types.SimpleNamespace(num_replicas_in_sync=2)
+    model = types.SimpleNamespace(distribute_strategy=strategy)
+    with pytest.raises(ValueError, match="on one device. Received: a model on 2 replicas"):
+        check_growth(model, Source("resident data", dataset=data))
+
+
+def test_a_failed_step_is_told_before_the_next():
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(1)])
+    model.compile(loss=small_models.unit_normal, run_eagerly=True)
+    called = []
+
+    class Fails(BatchSteps):
+        def take(self, model, data):
+            raise ZeroDivisionError
+
+    steps = Fails(None, None, None)
+    function = BatchTrainFunction(
+        model, steps, False, lambda: called.append("after"), lambda: None,
+        after_failure=lambda: called.append("failure"),
+    )  # fmt: skip
+    function.install()
+    with pytest.raises(ZeroDivisionError):
+        function(iter([(X[:4], Y[:4])]))
+    assert called == ["failure", "after"] and model.train_function is not function
+
+
+def test_a_generator_shows_no_shapes_but_the_model_does():
+    """A normalisation has moving statistics, which belong to a sample."""
+    layers = [keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input([3]), *layers])
+    model.compile(loss=small_models.unit_normal)
+    batches = ((X[:4], Y[:4]) for _ in range(3))
+    plan = sampler(num_examples=len(X)).plan(model, batches, steps_per_epoch=3, epochs=2)
+    assert plan.bytes_of_sample == 4 * sum(np.size(w) for w in model.get_weights())

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_by_normal
 from tfp_sgmcmc.adaptation.hierarchies.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.mode_search import LEAST_ARRIVALS, NUM_STARTS, OtherMode
-from tfp_sgmcmc.adaptation.out_of_reach import NUM_WIDE, place_beyond
+from tfp_sgmcmc.adaptation.out_of_reach import NUM_WIDE, check_reach
 from tfp_sgmcmc.adaptation.pilot import PilotRuns, seconds_of_second
 from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
 from tfp_sgmcmc.diagnostics.certificate import (
@@ -121,9 +121,8 @@ def independent_draws(
             found = whiten_by_normal(problem, found, normal.mean, normal.factor)
         return None, found
     beyond = problem, found.center, log_prob_fn, sample, rng, exact_fn
-    if not has_other_mode and (missed := place_beyond(*beyond)) is not None:
-        place, far = missed
-        raise NotNearGaussian(str(far), place=place)
+    if not has_other_mode:
+        check_reach(*beyond)
     lines = (
         f"A mode of the posterior was found in {found.num_passes} passes over the data, and "
         f"{runs.num_starts} other starts were searched for further modes.",
@@ -182,9 +181,7 @@ def mixture_draws(
             f"its weights have {figures}."
         )
         return None
-    if (missed := place_beyond(problem, found.center, log_prob_fn, sample, rng)) is not None:
-        place, far = missed
-        raise NotNearGaussian(str(far), place=place)
+    check_reach(problem, found.center, log_prob_fn, sample, rng)
     assert isinstance(sample.proposal, MixtureProposal)
     shares = sample.proposal.shares(sample.draws, sample.weights)
     listed = ", ".join(f"{100 * share:.3g} %" for share in shares)

@@ -182,7 +182,7 @@ class KernelSelector:
                 break
             offset = found.factor @ other.z
             if num_modes == _MOST_MODES or other.log_mass < _NEARLY_ALL:
-                figures = offset, other.distance, other.log_prob
+                figures = offset, float(np.linalg.norm(other.z)), other.log_prob
                 self.places.append(other_mode(self._problem, found.center, *figures))
                 self._others = self._every_other_mode(search)
                 break
@@ -323,4 +323,4 @@ class KernelSelector:
         log_mass = float(rise - log_det / 2)
         if distance < _SAME or np.exp(min(log_mass, 0.0)) * distance**2 < _HARDLY_WIDER:
             return None
-        return OtherMode(distance, rise, ascent.theta, log_mass, root_of_inverse(precision))
+        return OtherMode(rise, ascent.theta, log_mass, root_of_inverse(precision))

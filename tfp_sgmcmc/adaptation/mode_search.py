@@ -28,7 +28,6 @@ class OtherMode(NamedTuple):
     """A mode far from the center.
 
     Attributes:
-      distance: its distance from the center, in deviations of Laplace's approximation there.
       log_prob: its log posterior minus the log posterior at the center.
       z: where it is.
       log_mass: the logarithm of its mass over that of the mode at the center, by Laplace's
@@ -37,7 +36,6 @@ class OtherMode(NamedTuple):
         None if that is not known.
     """
 
-    distance: float
     log_prob: float
     z: np.ndarray
     log_mass: float = 0.0
@@ -104,7 +102,7 @@ def find_other_mode(value_and_gradient_fn: ValuesAndGradients, ends: Climbs) -> 
     for i in sorted(others, key=lambda i: -heights[i]):
         between, _ = value_and_gradient_fn(share * z[i])
         if has_dip(between):
-            return OtherMode(float(distances[i]), float(heights[i]), z[i])
+            return OtherMode(float(heights[i]), z[i])
     return None
 
 
@@ -194,7 +192,7 @@ def every_other_mode(search: Search) -> list[OtherMode] | None:
                 continue
             near = _nearest(modes, z, FAR)
             if near is None:
-                rough = OtherMode(distance, float(log_prob - ends.log_probs[0]), z)
+                rough = OtherMode(float(log_prob - ends.log_probs[0]), z)
                 mode = search.refine(rough)
                 if mode is None:
                     dismissed.append(z)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.adaptation.hierarchies.prior_scale import NotNearGaussian
 from tfp_sgmcmc.diagnostics.vector_functions import LogProbs
 from tfp_sgmcmc.diagnostics.weighted_sample import Proposal, WeightedSample
 from tfp_sgmcmc.internal.nest import State, flatten_events, unflatten_events
@@ -242,15 +243,15 @@ def _wide_log_probs(z: np.ndarray, along: np.ndarray) -> tuple[np.ndarray, np.nd
     return tuple(x + constant - np.log(len(scales)) for x in (np.logaddexp.reduce(all_wide), one))
 
 
-def place_beyond(
+def check_reach(
     problem: MinibatchLogProb,
     center: State,
     log_prob_fn: LogProbs,
     sample: WeightedSample,
     rng: np.random.Generator,
     exact_fn: LogProbs | None = None,
-) -> tuple[Place, FarMass] | None:
-    """Returns the place that a proposal does not reach and what is there, or None if that is small.
+) -> None:
+    """Raises NotNearGaussian, with the place, if a proposal does not reach much of a posterior.
 
     What few wide draws find is looked at with five times as many others, and again if a few of
     these have most of it: a part that few of them reach is mostly estimated too small. States that
@@ -269,12 +270,13 @@ def place_beyond(
         far = far_mass(log_prob_fn, sample, rng, num_wide, corrected)
         is_known = far.num_effective >= _FEWEST_EFFECTIVE
         if far.is_small and (is_known or far.is_small_by(_CLEARLY)):
-            return None
+            return
         is_known &= num_wide > NUM_WIDE
         most = _FEW_TERMS if far.is_small else _MOST_TERMS
         if is_known or _MORE * num_wide * problem.num_examples > most:
             break
-    return None if far.is_small else (beyond(problem, center, base, far), far)
+    if not far.is_small:
+        raise NotNearGaussian(str(far), place=beyond(problem, center, base, far))
 
 
 def has_own_parameters(

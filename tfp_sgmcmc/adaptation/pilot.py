@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -41,16 +41,6 @@ def seconds_of_second(call: Callable[[], Any]) -> float:
     wall, processor = time.perf_counter(), time.process_time()
     call()
     return min(time.perf_counter() - wall, time.process_time() - processor)
-
-
-class Chains(Protocol):
-    """Chains of a pilot, as `PilotChains`, with the steps of any sampler."""
-
-    def restart(self, settings: Any, start: tf.Tensor, seed: tf.Tensor) -> None: ...
-
-    def burn_in(self, steps: int) -> bool: ...
-
-    def draw(self, num_draws: int, stride: int) -> np.ndarray | None: ...
 
 
 class PilotChains:
@@ -408,7 +398,7 @@ class PilotRuns:
 
     def pilot(
         self,
-        chains: Chains,
+        chains: PilotChains | HMCChains,
         gradients: Callable[[np.ndarray, tf.Tensor], np.ndarray],
         settings: Any,
         stride: int,

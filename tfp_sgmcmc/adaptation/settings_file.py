@@ -37,7 +37,14 @@ def describe_call(problem: MinibatchLogProb, state: State, jit_compile: bool) ->
     return {"jit_compile": jit_compile, **describe_all_data(problem, state)}
 
 
-def save(folder: Path, prepared: PreparedKernel, seed: tf.Tensor, call: dict[str, Any]) -> None:
+def save(
+    folder: Path,
+    prepared: PreparedKernel,
+    seed: tf.Tensor,
+    problem: MinibatchLogProb,
+    state: State,
+    jit_compile: bool,
+) -> None:
     """Writes choices, explanation, the user's seed, and what identifies the call."""
     c = prepared.choices
     leaves = [np.asarray(x) for x in tf.nest.flatten(c.center)]
@@ -53,7 +60,7 @@ def save(folder: Path, prepared: PreparedKernel, seed: tf.Tensor, call: dict[str
         "lines": prepared.lines,
         "flags": [[f.grade, f.cause, f.remedy] for f in prepared.flags],
         "given_seed": seed.numpy().tolist(),
-        "call": call,
+        "call": describe_call(problem, state, jit_compile),
     }
     npz.write(folder / FILE, header, arrays)
 

@@ -20,7 +20,7 @@ from tfp_sgmcmc.adaptation.hierarchies.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.kernel_selector import KernelSelector
 from tfp_sgmcmc.adaptation.out_of_reach import Place
 from tfp_sgmcmc.adaptation.settings import PreparedKernel, settled
-from tfp_sgmcmc.adaptation.settings_file import FILE, describe_call, load, save, saved_jit_compile
+from tfp_sgmcmc.adaptation.settings_file import FILE, load, save, saved_jit_compile
 from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.sampling.loop import start_of
 from tfp_sgmcmc.sampling.result import Explanation, Flag, SampleResult
@@ -101,8 +101,7 @@ class TargetSettings:
     def save(self, prepared: PreparedKernel, seed: tf.Tensor) -> None:
         """Writes the settings into the directory, if there is one."""
         if self._folder is not None:
-            call = describe_call(self.problem, self.state, self.jit_compile)
-            save(self._folder, prepared, seed, call)
+            save(self._folder, prepared, seed, self.problem, self.state, self.jit_compile)
 
     def choose(self, seed: tf.Tensor, preflight_check: bool) -> PreparedKernel:
         """Returns the kernel to begin with."""
@@ -235,7 +234,7 @@ def sample_target(
             checkpoint_seconds=checkpoint_seconds,
             preflight_check=False,
             view=(prepared.view or prepared.bijector.forward) if loop is None else loop.parameters,
-            make_loop=None if loop is None else lambda *_, loop=loop, **__: loop,
+            loop=loop,
             start_fn=start_of if loop is None else loop.start,
         )
         found = check_draws(result, prepared, check_seed, goal, settings.problem)

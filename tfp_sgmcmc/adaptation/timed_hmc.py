@@ -13,7 +13,6 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc.adaptation.coordinates import Coordinates, whiten_by_covariance
 from tfp_sgmcmc.adaptation.hierarchies.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.pilot import (
-    Chains,
     Gradients,
     HMCChains,
     PilotChains,
@@ -118,7 +117,7 @@ class TimedHMC:
     def _pilot(self, step: float, count: int, num_draws: int) -> PilotDraws | None:
         """Runs a pilot, in NumPy where that takes less time than to compile its steps."""
         compiled = self._chains
-        chains: Chains = compiled
+        chains: PilotChains | HMCChains = compiled
         seconds = num_draws * count * self._runs.milliseconds.get(_GRADIENT, np.inf) / 1e3
         if self._of_z is not None and not compiled.is_compiled and seconds < _COMPILATION:
             chains = HMCChains(self._of_z)

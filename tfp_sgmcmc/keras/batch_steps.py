@@ -106,6 +106,7 @@ class BatchTrainFunction:
       on_shares: whether each replica takes its share of a batch, without Keras' function.
       after: called after every execution, also after one that failed.
       cause_in_data: returns in words which data an operation of the step cannot take, or None.
+      after_failure: called after an execution that failed, before `after`.
     """
 
     def __init__(
@@ -115,8 +116,10 @@ class BatchTrainFunction:
         on_shares: bool,
         after: Callable[[], None],
         cause_in_data: Callable[[], str | None],
+        after_failure: Callable[[], None] = lambda: None,
     ):
         self._model, self._after, self._cause_in_data = model, after, cause_in_data
+        self._after_failure = after_failure
         self._steps, self._is_prepared = steps, False
         self._function: Callable[[Any], Any]
         if on_shares:
@@ -143,6 +146,16 @@ class BatchTrainFunction:
 
     def __call__(self, iterator: Any) -> Any:
         try:
+            return self._execute(iterator)
+        except BaseException:
+            self._after_failure()
+            raise
+        finally:
+            self.restore()
+            self._after()
+
+    def _execute(self, iterator: Any) -> Any:
+        try:
             if not self._is_prepared:
                 spec = _batch_spec(self._model, iterator)
                 if spec is not None:
@@ -163,9 +176,6 @@ class BatchTrainFunction:
             if cause is None:
                 raise
             raise ValueError(cause) from error
-        finally:
-            self.restore()
-            self._after()
 
 
 def _batch_spec(model: keras.Model, iterator: Any) -> Any:
@@ -187,7 +197,7 @@ def _batch_spec(model: keras.Model, iterator: Any) -> Any:
 
 def check_callbacks(
     callback_list: keras.callbacks.CallbackList | None,
-    sampler: keras.callbacks.Callback,
+    sampler: Any,
     stored: bool,
 ) -> None:
     """Raises ValueError if other callbacks of a fit do not go with the sampler among them.
@@ -202,7 +212,7 @@ def check_callbacks(
             f"fit must have one {name}, which samples several chains by chains=. Received: {given}."
         )
     stop = keras.callbacks.EarlyStopping
-    if getattr(sampler, "is_annealed", False) and any(isinstance(c, stop) for c in callbacks):
+    if sampler.is_annealed and any(isinstance(c, stop) for c in callbacks):
         raise ValueError(
             "EarlyStopping must be left out with SamplerCallback(), which cools along all epochs "
             "of fit and then chooses the part of the run that predicts best. Received: one beside "

@@ -498,6 +498,7 @@ class SamplerCallback(keras.callbacks.Callback):
         if self._auto is not None:
             self._auto.pilot.check(source)
         initial_epoch = self.recorder.begin_fit(num_epochs, problem, settings)
+        self.result.begin_steps()
         internals.begin_at_epoch(model, initial_epoch)
         shares = batch_steps.takes_shares(model, source)
         if shares:
@@ -512,7 +513,12 @@ class SamplerCallback(keras.callbacks.Callback):
     def _make_train_function(self) -> None:
         shares = batch_steps.takes_shares(self.model, self._preflight.source)
         self._train_function = batch_steps.BatchTrainFunction(
-            self.model, self._steps, shares, self._after_execution, self._cause_in_data
+            self.model,
+            self._steps,
+            shares,
+            self._after_execution,
+            self._cause_in_data,
+            after_failure=self._workers.end,
         )
 
     def _after_execution(self) -> None:
@@ -531,6 +537,9 @@ class SamplerCallback(keras.callbacks.Callback):
         self._workers.end()
         if self._auto is not None:
             self._auto.check_prediction(self.recorder.chain, self._preflight.source)
+        chain = self.recorder.chain
+        if chain is not None and isinstance(self.recorder.samples, StoredSampleLog):
+            self._preflight.warn_of_other_weights(chain)  # which would be saved as its state
         self.recorder.end_fit(is_stopped=self.model.stop_training)
         self._preflight.end_fit()
         for data in self._data:

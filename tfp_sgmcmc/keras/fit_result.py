@@ -38,8 +38,12 @@ class FitResult:
 
     def begin_fit(self) -> None:
         """Starts the clock of a `fit`."""
-        self._began, self._num_before = time.monotonic(), self._num_steps
-        self._first_call_ended = None
+        self._began, self._first_call_ended = time.monotonic(), None
+        self.begin_steps()
+
+    def begin_steps(self) -> None:
+        """Counts steps from here, as after a saved chain was restored."""
+        self._num_before = self._num_steps
 
     def end_execution(self) -> None:
         """Takes the time after the first compiled call."""

@@ -93,7 +93,7 @@ class FitSettings:
         if chains is not None:
             self.num_chains, self._starts = chains.num_chains, chains.initial_states
         if self.ensemble is not None:
-            checks.integer("chains", 1 if self.num_chains is None else self.num_chains, 3)
+            checks.integer("chains", self.num_chains, 3)
         checks.optional(checks.integer, "num_examples", num_examples, 1)
         checks.optional(checks.integer, "num_groups", num_groups, 2)
         checks.optional(checks.boolean, "independent_batches", independent_batches)
@@ -221,6 +221,8 @@ class FitSettings:
         if not self._has_collection:
             collection = collect.over(source.num_batches, epochs)
         batch = source.spec or source.batch(2)
+        if batch is None and model.built:
+            batch = (internals.input_specs(model),)
         if not model.built:
             if batch is None:
                 raise ValueError(

@@ -132,6 +132,7 @@ def last_layer_laplace(
         return -tf.reshape(compiled_loss.negative_log_likelihoods(model, labels, packed), lead)
 
     features = keras.Model(model.inputs, layer.input).predict(x, batch_size, verbose=0)
+    features = features.astype(layer.kernel.dtype)  # it may be of half precision
     if features.ndim != 2:
         raise ValueError(
             f"The inputs of the last layer, {layer.name!r}, must have shape [rows, features]. "

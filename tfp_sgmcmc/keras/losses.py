@@ -43,7 +43,7 @@ class _OfNumbers(NegativeLogLikelihood):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""
-        return {**keras.losses.Loss.get_config(self), **self._numbers}
+        return {**keras.losses.Loss.get_config(self), "dtype": self.dtype, **self._numbers}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Any:

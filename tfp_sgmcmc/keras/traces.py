@@ -247,7 +247,7 @@ def _import_writer() -> Any:
 
 def _check_weights(weights: Any) -> None:
     """Raises TypeError or ValueError unless it is a number or pairs of a path and an index."""
-    if isinstance(weights, int):
+    if isinstance(weights, int | np.integer):
         checks.integer("weights", weights, 0)
         return
     try:

@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import tensorflow as tf
@@ -263,7 +263,7 @@ def run_kernel(
     preflight_check: bool,
     view: Callable[[Any], Any] | None = None,
     hooks: ProgressHooks | None = None,
-    make_loop: Callable[..., Any] | None = None,
+    loop: Any = None,
     start_fn: Callable[[tfp.mcmc.TransitionKernel, Any], Position] = start_of,
     chain_shape: tuple[int, ...] = (),
     workers: ProcessGroup | None = None,
@@ -277,8 +277,8 @@ def run_kernel(
       view: a function of the state whose value is kept as the draw, with the leading axes of the
         state; None keeps the state itself.
       hooks: replacements for the progress bar and Ctrl-C.
-      make_loop: may return a `Loop` that was compiled for another run, or another callable with its
-        attributes. None takes the one that the kernel keeps.
+      loop: a `Loop` that was compiled for another run, or another callable with its attributes.
+        None takes the one that the kernel keeps.
       start_fn: kernel, initial state -> the position before the first step.
       chain_shape: the shape of the chains, for a kernel whose results do not show it.
       workers: the workers that make this call together. Worker 0 alone has the `run`.
@@ -289,11 +289,9 @@ def run_kernel(
     position = workers.broadcast(start_fn(kernel, repeat_chains(initial_state, num_chains)))
     target, replicas = target_of(kernel), workers.replicas
     if replicas is None and isinstance(kernel, IndependentMetropolis):
-        loop: Any = IndependentLoop(kernel, trace_fn, position, jit_compile, view)
-    elif make_loop is None:
+        loop = cast(Any, IndependentLoop(kernel, trace_fn, position, jit_compile, view))
+    elif loop is None:
         loop = kept_loop(kernel, trace_fn, position, jit_compile, view, replicas)
-    else:
-        loop = make_loop(lambda _: kernel, trace_fn, position, jit_compile, view=view)
     if num_chains is None:
         chain_shape = chain_shape_of(kernel, position) or chain_shape
     else:

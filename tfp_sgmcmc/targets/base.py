@@ -46,8 +46,8 @@ class GradientEstimate(NamedTuple):
         gradients of single examples' log likelihoods. The rows are those gradients, or scaled means
         of groups of them, `[chains..., rows, event...]` for each part. `()` if they were not
         requested, or if the target has none.
-      hessian_product: an unbiased estimate of the posterior's Hessian times the probe, or `()` if no
-        probe was given.
+      hessian_product: an unbiased estimate of the posterior's Hessian times the probe, or `()` if
+        no probe was given.
       target_state: the state of the target, which the kernel keeps in its results without reading
         it, and passes to the next estimate.
       noise_scale: c in cov(gradient) = c V; 0 for an exact gradient.

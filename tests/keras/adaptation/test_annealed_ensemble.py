@@ -524,3 +524,26 @@ def test_a_regression_with_a_scale_learns_mean_and_scale():
     found = sampler.posterior.evaluate(x[1::2], y[1::2], verbose=0)
     assert found.log_predictive_density > 0.5  # log density of the truth: 0.88
     assert found.root_mean_squared_error < 0.2
+
+
+def test_regularisers_count_alike_whatever_the_unit_of_weights():
+    """Weights are divided by their mean, and regularisers belong to rows."""
+    found = []
+    for weight in (1.0, 1e-2):
+        dense = keras.layers.Dense(4, kernel_regularizer=keras.regularizers.L2(0.5))
+        model = small_models.sequential(dense, jit_compile=False)
+        sampler = sgmcmc.keras.SamplerCallback(seed=3)
+        model.fit(X, Y, B, 1, sample_weight=np.full([N], weight), shuffle=False, verbose=0,
+                  callbacks=[sampler])  # fmt: skip
+        found.append(sampler.samples)
+    assert_close(*found, rtol=2e-3, atol=2e-4)
+
+
+def test_an_output_without_a_loss_has_no_targets_in_the_pool():
+    inputs = keras.Input([3])
+    logits = keras.layers.Dense(4)(inputs)
+    model = keras.Model(inputs, [logits, keras.layers.Softmax()(logits)])
+    model.compile(loss=[small_models.CROSSENTROPY, None], jit_compile=False)
+    sampler = sgmcmc.keras.SamplerCallback(seed=3)
+    model.fit(X, [Y, None], B, EPOCHS, verbose=0, callbacks=[sampler])
+    assert len(sampler.result.posterior) >= 1

@@ -9,7 +9,7 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tests.harness.statistics import Rejected, check_covariance
-from tests.keras.small_models import assert_close, assert_equal, sequential
+from tests.keras.small_models import CROSSENTROPY, assert_close, assert_equal, sequential
 
 N, F, K = 60, 3, 3
 RNG = np.random.default_rng(0)
@@ -169,3 +169,14 @@ def test_a_last_layer_that_is_partly_frozen_is_refused(adapt, received):
     adapt(model.layers[-1])
     with pytest.raises(ValueError, match=f"must have a trainable kernel and bias.*{received}"):
         sgmcmc.keras.last_layer_laplace(model, X, RNG.integers(0, K, size=[N]), normal())
+
+
+def test_features_may_be_of_half_precision():
+    policy = keras.mixed_precision.global_policy()
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = network(keras.layers.Dense(4, dtype="float32"), CROSSENTROPY)
+    finally:
+        keras.mixed_precision.set_global_policy(policy)
+    found = sgmcmc.keras.last_layer_laplace(model, X, np.arange(N) % 4, prior=normal(), seed=0)
+    assert len(found) > 1

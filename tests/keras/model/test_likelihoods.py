@@ -14,7 +14,7 @@ import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tests.keras.small_models import affine, assert_close, linear, unit_normal
 from tests.keras.small_models import heteroscedastic_normal as heteroscedastic
-from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.model.compiled_loss import check_probabilities, negative_log_likelihoods
 
 tfd = tfp.distributions
@@ -438,3 +438,45 @@ def test_losses_that_pair_labels_with_other_examples_are_refused(y, outputs, is_
         return
     with pytest.raises(ValueError, match=r"must return .* of each example.*pairs labels"):
         summed.get_concrete_function()
+
+
+@pytest.mark.parametrize("loss", ["binary_crossentropy", "poisson"])
+def test_entries_are_summed_where_keras_squeezes_the_outputs(loss):
+    """y `[rows, T]` beside outputs `[rows, T, 1]`: Keras then takes the mean over T."""
+    activation = {"binary_crossentropy": "sigmoid", "poisson": "exponential"}[loss]
+    dense = keras.layers.Dense(1, activation)
+    model = keras.Sequential([keras.Input([4, 3]), dense])
+    model.compile(loss=loss)
+    x = RNG.normal(size=[B, 4, 3]).astype(np.float32)
+    y = RNG.integers(0, 2, size=[B, 4]).astype(np.float32)
+    compiled_loss.build(model, x, y, None)
+    p = model(x).numpy()[..., 0]
+    log_p = {
+        "binary_crossentropy": np.log(np.where(y == 1, p, np.abs(1 - p))),
+        "poisson": y * np.log(p) - p,
+    }
+    for labels in (y, y[..., None]):
+        found = compiled_loss.negative_log_likelihoods(model, labels, model(x))
+        np.testing.assert_allclose(found, -log_p[loss].sum(axis=1), rtol=1e-4)
+
+
+def test_outputs_of_half_precision_keep_their_mask():
+    """Keras casts them for the loss, and its casts have no mask."""
+    out = tf.constant(RNG.normal(size=[B, 3, 2]), tf.float16)
+    y = tf.constant(RNG.normal(size=[B, 3, 1]), tf.float32)
+    mask = tf.constant(RNG.integers(0, 2, size=[B, 3]) == 1)
+    loss = NegativeLogLikelihood(heteroscedastic, reduction="none")
+    each = -heteroscedastic(tf.cast(out, tf.float32)).log_prob(y)[..., 0]
+    out._keras_mask = mask
+    np.testing.assert_allclose(loss(y, out), tf.where(mask, each, 0.0), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [None, "float64"])
+def test_a_configuration_has_the_dtype(dtype):
+    loss = sgmcmc.keras.losses.GaussianNLL(dtype=dtype)
+    expected = dtype or "float32"
+    again = type(loss).from_config(loss.get_config())
+    assert again.dtype == loss.dtype == expected
+    registered = NegativeLogLikelihood(heteroscedastic, dtype=dtype)
+    again = NegativeLogLikelihood.from_config(registered.get_config())
+    assert again.dtype == registered.dtype == expected

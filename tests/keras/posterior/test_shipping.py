@@ -14,6 +14,8 @@ import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tests.keras.small_models import CROSSENTROPY, assert_close, assert_equal, linear
 from tfp_sgmcmc.keras import losses
+from tfp_sgmcmc.keras.model import compiled_loss
+from tfp_sgmcmc.keras.posterior import model_copy
 
 # Keras converts to NumPy in model.save in a way that NumPy 2 warns about.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy")
@@ -478,3 +480,18 @@ def test_samples_are_thinned_to_a_number_of_bytes(posterior):
     check(shipped(X), posterior.thin(2))
     with pytest.raises(ValueError, match=f"max_bytes must be at least {size}, .*: 5"):
         posterior.to_keras_model(max_bytes=5)
+
+
+def test_a_distilled_network_has_the_loss_weights_of_the_model():
+    """Otherwise `nats_lost` would compare different densities."""
+    inputs = keras.Input([2])
+    outputs = [keras.layers.Dense(1)(inputs) for _ in range(2)]
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", loss=["mse", "mse"], loss_weights=[1.0, 0.25])
+    samples = [np.stack([w, w]) for w in model.get_weights()]
+    posterior = sgmcmc.keras.Posterior(model, model.trainable_variables, samples)
+    student = model_copy._student(posterior, np.zeros([3, 2], np.float32))
+    x, y = np.ones([3, 2], np.float32), [np.ones([3, 1], np.float32)] * 2
+    assert compiled_loss.loss_weights(student) == [1.0, 0.25]
+    np.testing.assert_allclose(student.evaluate(x, y, verbose=0)[0],
+                               model.evaluate(x, y, verbose=0)[0], rtol=1e-5)  # fmt: skip

@@ -355,3 +355,41 @@ def test_killed_at_random_moments(tmp_path):
     assert run(tmp_path / "killed", tmp_path / "killed.npz", 0).returncode == 0
     with np.load(tmp_path / "whole.npz") as whole, np.load(tmp_path / "killed.npz") as other:
         assert_equal([whole[k] for k in whole], [other[k] for k in other])
+
+
+def test_after_a_refused_resume_the_same_callback_goes_on(tmp_path):
+    """A call with other data, its correction, and then the rest of the epochs alone."""
+    arguments = {"batch_size": B, "shuffle": False, "verbose": 0}
+    make_model().fit(X, Y, epochs=2, callbacks=[sampler(tmp_path)], **arguments)
+    model, again = make_model(), sampler(tmp_path)
+    with pytest.raises(ValueError, match="belongs to another run"):
+        model.fit(X + 1, Y, epochs=3, callbacks=[again], **arguments)
+    assert not again.samples or len(again.samples[0]) in (0, 3)
+    model.fit(X, Y, epochs=3, callbacks=[again], **arguments)
+    assert list(again.result.trace["step"]) == [1, 3, 5, 7]
+    assert again.result._num_before == 6  # the steps of the first process count for no time
+
+
+def test_a_fit_that_took_no_step_does_not_count(tmp_path):
+    """Otherwise the next process would take its only `fit` for one that was completed."""
+    wrong = np.repeat(Y, 2, axis=1)
+    arguments = {"batch_size": B, "shuffle": False, "verbose": 0}
+    model, callback = make_model(), sampler(tmp_path)
+    with pytest.raises(ValueError):
+        model.fit(X, wrong, epochs=2, callbacks=[callback], **arguments)
+    model.fit(X, Y, epochs=2, callbacks=[callback], **arguments)
+    again = sampler(tmp_path)
+    make_model().fit(X, Y, epochs=3, callbacks=[again], **arguments)
+    assert list(again.result.trace["step"]) == [1, 3, 5, 7]
+
+
+def test_weights_that_another_callback_restores_before_the_end_are_told(tmp_path):
+    """EarlyStopping before the sampler sets the best weights, which the directory then keeps."""
+
+    class Restores(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            self.model.set_weights([0 * w for w in self.model.get_weights()])
+
+    callbacks = [Restores(), sampler(tmp_path)]
+    with pytest.warns(UserWarning, match="must have the weights that fit has left"):
+        make_model().fit(X, Y, batch_size=B, verbose=0, callbacks=callbacks)

@@ -406,7 +406,8 @@ class AnnealedEnsemble:
                 self.choice = last_window(times)
             else:
                 pool = self._pool
-                found = every.log_likelihood(pool.x, pool.y, len(pool.fold), verbose=0)
+                y = _without_absent(pool.y)
+                found = every.log_likelihood(pool.x, y, len(pool.fold), verbose=0)
                 self.choice = choose_windows(
                     found.astype(np.float64), times, pool.fold, pool.weight
                 )
@@ -414,6 +415,14 @@ class AnnealedEnsemble:
             samples = [np.asarray(x[:])[chosen] for x in every.samples]
             self._members = len(every), every.with_samples(samples)
         return self._members[1]
+
+
+def _without_absent(y: Any) -> Any:
+    """Returns targets without None, which stands for those of an output without a loss."""
+    leaves, given = keras.tree.flatten(y), internals.array_leaves(y)
+    if len(leaves) == len(given):
+        return y
+    return given[0] if len(given) == 1 else given
 
 
 def check_alone(**given: Any) -> None:

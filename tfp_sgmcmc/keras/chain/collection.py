@@ -17,7 +17,6 @@ import tensorflow_probability as tfp
 from tfp_sgmcmc.diagnostics import gradient_noise_share, sampling_threshold
 from tfp_sgmcmc.diagnostics.weighted import travel
 from tfp_sgmcmc.internal import xla
-from tfp_sgmcmc.internal.checks import accepts
 from tfp_sgmcmc.internal.nest import Packing
 from tfp_sgmcmc.keras.model.log_prob import ModelLogProb
 from tfp_sgmcmc.kernels import SGLD, ModifiedSGLD
@@ -97,7 +96,7 @@ class Collection(NamedTuple):
         if is_due is None:
             is_due = (step - first) % (self.num_steps_between_results + 1) == 0
         is_due &= step >= first
-        return is_due if self.keep is None else is_due & accepts("keep", self.keep, step)(step)
+        return is_due if self.keep is None else is_due & self.keep(step)
 
 
 class RingBuffer:

@@ -113,13 +113,13 @@ class Preflight:
         self._of_all |= of_all
         self._loss = now
         if chain is not None and chain.state.has_run:
-            self._warn_of_other_weights(chain)
+            self.warn_of_other_weights(chain)
             self.first_batch(chain)
         return fit_fingerprint.FitProblem(
             of_all, fit_fingerprint.describe_batches(source) if is_stored else {}
         )
 
-    def _warn_of_other_weights(self, chain: Chain) -> None:
+    def warn_of_other_weights(self, chain: Chain) -> None:
         now, before = chain.state.mark(), self._mark
         if now is None or before is None or now[0] != before[0] or now[1] == before[1]:
             return
@@ -133,7 +133,6 @@ class Preflight:
 
     def new_chain(self) -> None:
         """Repeats the checks at the next first batch, for another kernel on the same data."""
-        self.results.forget()
         self._is_memory_checked = self._is_begun = False
 
     def before_variables(self, chain: Chain, x: Any, most_steps: int) -> None:
@@ -252,7 +251,7 @@ def check_size(source: Source, num_examples: int) -> None:
 
 
 def check_growth(model: keras.Model, source: Source) -> None:
-    """Checks that a model supports growing batches.
+    """Checks that a model supports resident data, and batches that grow.
 
     Raises:
       ValueError: the model has several replicas, or XLA would compile the step and the data are
@@ -261,9 +260,14 @@ def check_growth(model: keras.Model, source: Source) -> None:
     Warns:
       UserWarning: XLA would compile the step many times.
     """
+    num_replicas = model.distribute_strategy.num_replicas_in_sync
+    if num_replicas > 1 and isinstance(source.dataset, ResidentData):
+        raise ValueError(
+            "Resident data need a model on one device. Received: a model on "
+            f"{num_replicas} replicas. Give fit sampler.data(x, y, batch_size=...) instead."
+        )
     if source.sizes is None:
         return
-    num_replicas = model.distribute_strategy.num_replicas_in_sync
     if num_replicas > 1:  # Keras expects all batches to split as the first one
         raise ValueError(
             "The model must be on one replica for batches that grow, because Keras cannot split "

@@ -93,7 +93,7 @@ def check_likelihoods(model: keras.Model) -> None:
 def _check_activations(model: keras.Model) -> None:
     """Raises ValueError if a last layer's activation contradicts the compiled loss."""
     outputs = internals.symbolic_outputs(model)
-    if outputs is None or not model.compiled:
+    if outputs is None:
         return
     flat = keras.tree.flatten(outputs)
     for place, kind in classes(model, outputs).items():
@@ -233,22 +233,16 @@ def _function_of_keras(loss: Any) -> Any:
     return fn if getattr(fn, "__module__", "").startswith("keras.") else None
 
 
-def negative_log_likelihood(
-    model: keras.Model, y: Any, outputs: Any, sample_weight: Any
-) -> tf.Tensor:
-    """Returns the compiled loss summed over the examples of a batch, whatever its reduction."""
-    return _call_compiled(model, y, outputs, sample_weight, _with_reduction, tf.reduce_sum)
-
-
 def negative_log_likelihoods(
     model: keras.Model, y: Any, outputs: Any, sample_weight: Any = None
 ) -> tf.Tensor:
-    """Returns the compiled loss of each example, shape `[rows]`."""
+    """Returns the compiled loss of each example, shape `[rows]`, whatever its reduction."""
+    return _call_compiled(model, y, outputs, sample_weight, _by_example)
 
-    def sum_entries(values: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(values, axis=list(range(1, values.shape.rank)))
 
-    return _call_compiled(model, y, outputs, sample_weight, _with_reduction, sum_entries)
+def loss_weights(model: keras.Model) -> Any:
+    """Returns the `loss_weights` that a model was compiled with, or None."""
+    return model._compile_loss._user_loss_weights
 
 
 def labels(model: keras.Model, y: Any, outputs: Any) -> dict[int, Any]:
@@ -265,11 +259,11 @@ def labels(model: keras.Model, y: Any, outputs: Any) -> dict[int, Any]:
 
 
 def _call_compiled(
-    model: keras.Model, y: Any, outputs: Any, weight: Any, wrap: Callable[..., LossFn], *args: Any
+    model: keras.Model, y: Any, outputs: Any, weight: Any, wrap: Callable[[Any], LossFn]
 ) -> tf.Tensor:
-    """Returns the weighted sum over outputs of `wrap(loss, *args)(y_true, y_pred, weight)`."""
+    """Returns the weighted sum over outputs of `wrap(loss)(y_true, y_pred, weight)`."""
     compiled = _shallow_copy(model._compile_loss)
-    compiled._flat_losses = [e._replace(loss=wrap(e.loss, *args)) for e in compiled._flat_losses]
+    compiled._flat_losses = [e._replace(loss=wrap(e.loss)) for e in compiled._flat_losses]
     # With several outputs, each has a metric of its mean loss, which must not be updated.
     try:
         with keras.StatelessScope():
@@ -279,9 +273,9 @@ def _call_compiled(
         raise
 
 
-def _with_reduction(loss: keras.losses.Loss, reduce: Callable[[tf.Tensor], tf.Tensor]) -> LossFn:
-    """Returns the loss with `reduce` in place of its reduction of the values `[rows, ...]`."""
-    if type(loss).__call__ is not keras.losses.Loss.__call__:
+def _by_example(loss: keras.losses.Loss) -> LossFn:
+    """Returns the loss with the sum over entries, `[rows]`, in place of its reduction."""
+    if not type(loss).__call__.__module__.startswith(("keras.", "tfp_sgmcmc.")):
         raise ValueError(
             f"The loss {type(loss).__name__} overrides __call__, which hides its values for single "
             "examples. Override call(y_true, y_pred) instead."
@@ -289,14 +283,14 @@ def _with_reduction(loss: keras.losses.Loss, reduce: Callable[[tf.Tensor], tf.Te
     unreduced = _shallow_copy(loss)
     unreduced.reduction = "none"
     is_mean = _function_of_keras(loss) in _MEANS
-    axis = vars(loss).get("_fn_kwargs", {}).get("axis", -1)
 
     def call(y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
         if sample_weight is not None:
             _check_weights(unreduced(y_true, y_pred).shape, sample_weight.shape, loss.name)
         values = unreduced(y_true, y_pred, sample_weight)
-        if is_mean:
-            values *= tf.cast(tf.shape(y_pred)[axis], values.dtype)
+        if is_mean:  # over the last axis, which is another one if Keras squeezes the outputs
+            averaged = tf.maximum(tf.size(y_true), tf.size(y_pred)) / tf.size(values)
+            values *= tf.cast(averaged, values.dtype)
         rows = keras.tree.flatten(y_pred)[0].shape[:1]
         if values.shape.rank == 0 or not values.shape[:1].is_compatible_with(rows):
             raise ValueError(
@@ -306,7 +300,10 @@ def _with_reduction(loss: keras.losses.Loss, reduce: Callable[[tf.Tensor], tf.Te
             )
         if _function_of_keras(loss) is None:
             _check_entries(values.shape, y_true, y_pred, loss.name)
-        return reduce(values)
+        rank = values.shape.rank
+        return tf.reduce_sum(
+            values, tf.range(1, tf.rank(values)) if rank is None else [*range(1, rank)]
+        )
 
     return call
 

@@ -12,7 +12,7 @@ of Keras. The names used here, and why:
   `Optimizer._learning_rate`: the schedule or variable behind the current learning rate;
   `Layer._call_has_training_arg`: shows whether `training` may be passed;
   `Layer._flatten_layers`: lists all layers, nested ones included;
-  `Functional._outputs_struct`: the nest of the symbolic outputs;
+  `Functional._inputs_struct` and `_outputs_struct`: the nests of its symbolic tensors;
   `keras.src`, for `DataAdapter`: the class of data that `fit` takes as they are;
   `_keras_history` of a symbolic tensor: the layer that it comes from;
   `_keras_mask` of a tensor: its mask;
@@ -124,7 +124,8 @@ def check_model(model: keras.Model) -> None:
                 f"{layer.name!r}, {a_type(layer)} with stateful=True. Give each row its "
                 "whole sequence."
             )
-    if getattr(model.optimizer, "use_ema", False):
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if getattr(optimizer, "use_ema", False):
         raise ValueError(
             "The model's optimizer must have use_ema=False. Received: use_ema=True, which would "
             "replace the weights by their averages after fit. Sampling does not use the "
@@ -168,6 +169,16 @@ def symbolic_outputs(model: keras.Model) -> Any:
     if isinstance(model, keras.Sequential):
         return model.outputs[0] if model.built and model.outputs else None
     return getattr(model, "_outputs_struct", None)
+
+
+def input_specs(model: keras.Model) -> Any:
+    """Returns specifications of a batch of two rows, or None for a model without known inputs."""
+    inputs = getattr(model, "_inputs_struct", None)
+    if isinstance(model, keras.Sequential) and model.built and model.inputs:
+        inputs = model.inputs[0]
+    return keras.tree.map_structure(
+        lambda x: tf.TensorSpec([2, *(n or 1 for n in x.shape[1:])], x.dtype), inputs
+    )
 
 
 def layer_of(output: Any) -> Any:
@@ -330,6 +341,11 @@ def changed_by_call(model: keras.Model, x: Any) -> list[keras.Variable]:
 def mask(outputs: tf.Tensor) -> tf.Tensor | None:
     """Returns the mask that Keras attached to outputs, `[rows, ...]`, or None."""
     return getattr(outputs, "_keras_mask", None)
+
+
+def cast_with_mask(outputs: tf.Tensor, dtype: str) -> tf.Tensor:
+    """Returns outputs in another dtype, with their mask."""
+    return with_marks(tf.cast(outputs, dtype), {"_keras_mask": {0: mask(outputs)}})
 
 
 def marks(outputs: Any) -> dict[str, dict[int, tf.Tensor]]:

@@ -104,6 +104,11 @@ class NegativeLogLikelihood(keras.losses.Loss):
             )
         return distribution
 
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
+        if internals.mask(y_pred) is not None:  # which Keras' cast would lose
+            y_pred = internals.cast_with_mask(y_pred, self.dtype)
+        return super().__call__(y_true, y_pred, sample_weight)
+
     def call(self, y_true: tf.Tensor, y_pred: tf.Tensor) -> tf.Tensor:
         y_true, y_pred = (
             tf.convert_to_tensor(y) if isinstance(y, list | tuple) else y for y in (y_true, y_pred)
@@ -139,7 +144,8 @@ class NegativeLogLikelihood(keras.losses.Loss):
                 "lambda. Use a function that is registered by "
                 "keras.saving.register_keras_serializable, or save only the weights."
             )
-        config = {"make_distribution_fn": keras.saving.serialize_keras_object(fn)}
+        serialized = keras.saving.serialize_keras_object(fn)
+        config = {"make_distribution_fn": serialized, "dtype": self.dtype}
         return {**super().get_config(), **config}
 
     @classmethod

@@ -399,14 +399,16 @@ class ModelLogProb(Target):
         outputs = forward.outputs
         if self.num_chains is None:  # inside a mapped function it would not be stored
             outputs = with_stored_gradient(outputs)
+        each = compiled_loss.negative_log_likelihoods(self._model, y, outputs, sample_weight)
         if seen is None:
-            nll = compiled_loss.negative_log_likelihood(self._model, y, outputs, sample_weight)
             if forward.losses and (weighs := _weighs(sample_weight)) is not None:
                 rows = tf.reduce_sum(weighs)
         else:
-            each = compiled_loss.negative_log_likelihoods(self._model, y, outputs, sample_weight)
-            nll = tf.reduce_sum(tf.cast(seen, each.dtype) * each)
-            rows = tf.reduce_sum(seen)
+            each *= tf.cast(seen, each.dtype)
+            assert self._rows_of_chains is not None  # which gave `seen`
+            # The caller divides all by the mean weight.
+            rows = self._rows_of_chains.mean_weight * tf.reduce_sum(seen)
+        nll = tf.reduce_sum(each)
         penalty = sum((tf.cast(r, nll.dtype) for r in forward.losses), tf.zeros([], nll.dtype))
         return -(nll + tf.cast(rows, nll.dtype) * penalty)
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.keras.model import internals
+from tfp_sgmcmc.keras.model import compiled_loss, internals
 from tfp_sgmcmc.keras.model.layer_calls import random_rows
 from tfp_sgmcmc.keras.posterior.batches import checked_inputs
 from tfp_sgmcmc.keras.posterior.evaluate import Evaluation
@@ -307,6 +307,10 @@ def _student(posterior: Posterior, x: Any) -> keras.Model:
     for layer in normalizations(student):
         layer.finalize_state()
     student.compile(
-        "adam", model.loss, jit_compile=model.jit_compile, run_eagerly=model.run_eagerly
+        "adam",
+        model.loss,
+        loss_weights=compiled_loss.loss_weights(model),
+        jit_compile=model.jit_compile,
+        run_eagerly=model.run_eagerly,
     )
     return student

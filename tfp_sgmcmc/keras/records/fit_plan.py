@@ -187,10 +187,6 @@ class CheckResults:
         if has_failed is not None:
             self._failed[check] = has_failed
 
-    def forget(self) -> None:
-        """Drops all results, for a new chain."""
-        self._failed.clear()
-
     @property
     def failed(self) -> list[str]:
         """The names of the checks whose latest result is a failure."""

@@ -88,6 +88,7 @@ class Recorder:
         self._may_be_resident, self._counts_rows = False, True
         self._progress = self._saved = FitProgress()
         self._epochs_asked = 0
+        self._begun_at: int | None = None  # steps at the beginning of a fit that has not ended
         self._committed_at = -np.inf
         self._initial: list[tuple[keras.Variable, np.ndarray]] = []
 
@@ -119,14 +120,17 @@ class Recorder:
         Raises:
           ValueError: the model is not built, or a different chain was saved.
         """
-        self._progress = FitProgress(self._progress.fit + 1, 0, self._progress.total_epochs)
-        self._epochs_asked = num_epochs
+        steps = 0 if self.chain is None else self.chain.state.status().num_steps
+        if self._begun_at is None or self._begun_at != steps:  # else the last fit did nothing
+            self._progress = FitProgress(self._progress.fit + 1, 0, self._progress.total_epochs)
+        self._epochs_asked, self._begun_at = num_epochs, steps
         if not isinstance(self.samples, StoredSampleLog):
             return None
         if self.chain is None:
             raise ValueError(
                 "The model must be built before fit if the callback has a directory. Give it an "
-                "Input, or call it on a batch."
+                "Input, or call it on a batch, which builds all layers that it calls. Leave out "
+                "others."
             )
         is_new = not len(self.samples)
         scoped = {f"any fit, {name}": x for name, x in problem.of_all.items()}
@@ -135,7 +139,7 @@ class Recorder:
         if checkpoint is not None and is_new:
             self.chain.rings.recorded = recorded
             self.chain.state.restore(checkpoint)
-            self._num_seen = self.chain.state.status().num_steps
+            self._num_seen = self._begun_at = self.chain.state.status().num_steps
             numbers = checkpoint.restore("place", dict.fromkeys(FitProgress._fields, np.int64(0)))
             self._saved = FitProgress(**{name: int(n) for name, n in numbers.items()})
         if self._progress.fit > self._saved.fit:
@@ -160,6 +164,7 @@ class Recorder:
                 "sampler need not fall; or let it begin after the burn-in (start_from_epoch=...).",
                 stacklevel=2,
             )
+        self._begun_at = None
         if is_stopped:
             self._progress = self._progress._replace(num_epochs=self._epochs_asked)
         self._commit(finish=True)

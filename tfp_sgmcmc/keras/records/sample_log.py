@@ -238,10 +238,10 @@ class StoredSampleLog:
                 "The variables must have different paths. Received: "
                 f"{', '.join(v.path for v in recorded)}. Give the layers different names."
             )
-        self._names = names
         numbers = [self._numbers[id(v)] for v in recorded]
         known = {n: self._problem.get(n, x) for n, x in self._saved_problem.items()}
         saved = run.start(groups, {**self.fingerprint, **known, _NUMBERS: numbers})
+        self._names = names
         run.add_to_fingerprint(self._problem)
         return saved
 

@@ -26,7 +26,7 @@ from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.checks import a_type, eager, integer
 from tfp_sgmcmc.internal.extras import Workers, check_executor, pack_call, submit_call
-from tfp_sgmcmc.sampling.loop import Loop, Position, state_tensors
+from tfp_sgmcmc.sampling.loop import Position, state_tensors
 from tfp_sgmcmc.sampling.progress import defer_interrupt, progress
 from tfp_sgmcmc.sampling.run import ProgressHooks, check_options
 from tfp_sgmcmc.sampling.shards.shard_worker import (
@@ -306,22 +306,6 @@ def _index(state: Any, index: Any) -> Any:
     return tree.map_structure(lambda x: x[index], state)
 
 
-class LoopCache:
-    """The loops of one kernel, so that shards of the same shape on a device compile once."""
-
-    def __init__(self) -> None:
-        self._loops: dict[Any, Loop] = {}
-
-    def __call__(
-        self, kernel_fn: Any, trace_fn: Any, start: Position, *args: Any, **kw: Any
-    ) -> Loop:
-        leaves = [x for x in tree.flatten(tuple(start)) if x is not None]
-        key = tuple((tuple(x.shape), x.dtype, x.device) for x in leaves)
-        if key not in self._loops:
-            self._loops[key] = Loop(kernel_fn, trace_fn, start, *args, **kw)
-        return self._loops[key]
-
-
 def local_devices() -> list[str]:
     """Returns the devices that run one shard at a time each.
 
@@ -340,7 +324,7 @@ def run_in_threads(tasks: Sequence[ShardTask], progress_bar: bool | None) -> Fin
     a time traces and compiles.
     """
     free = local_devices()[: len(tasks)]
-    loops, lock = LoopCache(), threading.Lock()
+    lock = threading.Lock()
     steps = [0] * len(tasks)
     total = sum(task.plan.num_steps for task in tasks)
     last: list[Position] = []
@@ -356,7 +340,7 @@ def run_in_threads(tasks: Sequence[ShardTask], progress_bar: bool | None) -> Fin
 
         try:
             with lock, tf.device(device):
-                return run_shard(task, ProgressHooks(show, interrupt, lock), loops)
+                return run_shard(task, ProgressHooks(show, interrupt, lock))
         finally:
             free.append(device)
 

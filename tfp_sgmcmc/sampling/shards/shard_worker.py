@@ -26,7 +26,6 @@ from tfp_sgmcmc.diagnostics.convergence import (
     rhat_of_moments,
 )
 from tfp_sgmcmc.internal.checks import a_type
-from tfp_sgmcmc.sampling.loop import Loop
 from tfp_sgmcmc.sampling.result import SampleResult
 from tfp_sgmcmc.sampling.run import ProgressHooks, run_kernel
 from tfp_sgmcmc.sampling.run_fingerprint import describe_kernel, describe_target
@@ -202,9 +201,7 @@ class ShardDraws(NamedTuple):
     checked: Any = None
 
 
-def run_shard(
-    task: ShardTask, hooks: ProgressHooks | None = None, make_loop: Callable[..., Loop] = Loop
-) -> ShardDraws:
+def run_shard(task: ShardTask, hooks: ProgressHooks | None = None) -> ShardDraws:
     """Runs or resumes one shard.
 
     Raises:
@@ -261,7 +258,6 @@ def run_shard(
             checkpoint_seconds=task.checkpoint_seconds,
             preflight_check=task.preflight_check and task.index == 0,
             hooks=hooks,
-            make_loop=make_loop,
             chain_shape=tree.flatten(task.initial_state)[0].shape[:1],
             view=view,
         )
