@@ -239,7 +239,7 @@ CHANGES: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
         ("return total / self.batch_size * tf", "return (total - 1) / self.batch_size * tf"),
     ),
     ("targets", "targets/growing_batch.py"): (
-        ("tf.math.ceil(target_state.size)", "tf.math.floor(target_state.size)"),
+        ("tf.math.ceil(target_state.size * (", "tf.math.floor(target_state.size * ("),
         ("rest = total if self.target.replacement else total - size", "rest = total - size"),
     ),
     ("targets", "targets/control_variates/control_variate.py"): (

@@ -292,3 +292,9 @@ def test_wrong_mixtures(options: dict[str, Any], message: str) -> None:
     options = {"hessian": HESSIANS, **options}
     with pytest.raises(ValueError, match=message):
         sgmcmc.IndependentMetropolis(log_of_mixture, tf.constant(MEANS), **options)
+
+
+def test_shares_of_unequal_length_are_told() -> None:
+    options = {"weights": [1.0, 1.0], "hessian": HESSIANS, "tail_share": [[0.1], [0.1, 0.2]]}
+    with pytest.raises(TypeError, match="tail_share must be an array of numbers"):
+        sgmcmc.IndependentMetropolis(lambda x: -(x[..., 0] ** 2), np.zeros([2, 2]), **options)

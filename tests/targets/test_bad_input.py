@@ -428,6 +428,16 @@ def test_signatures_of_functions(name: str, state: Any) -> None:
         bad.estimate(state, tf.constant([0, 1]))
 
 
+@pytest.mark.parametrize("state", [None, "x", object(), {"a": "x"}])
+def test_states_to_map_are_checked(state: Any) -> None:
+    """Numbers of Python are taken."""
+    made = target(bijector=tfp.bijectors.Exp())
+    for fn in (made.constrain, made.unconstrain):
+        with pytest.raises(TypeError, match="must (be a tensor of numbers|have a floating dtype)"):
+            fn(state)
+    assert float(made.unconstrain(made.constrain(0.5))) == pytest.approx(0.5)
+
+
 def test_parts_of_a_batch_do_not_come_as_arguments_of_their_own() -> None:
     data = np.zeros([5, 2], np.float32), np.zeros(5, np.float32)
     bad = sgmcmc.MinibatchLogProb(log_prior, lambda value, x, y: y - value, data, batch_size=2)

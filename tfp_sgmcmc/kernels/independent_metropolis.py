@@ -139,6 +139,8 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
             expected = "positive numbers, one for each component"
             require("weights", weights, given.size > 0 and bool((given > 0).all()), expected)
             lead = [given.size]
+        if isinstance(tail_share, list | tuple):
+            tail_share = array("tail_share", tail_share)
         shares = np.broadcast_to(tail_share, lead) if np.ndim(tail_share) == 0 else tail_share
         for share in np.ravel(shares).tolist():
             number("tail_share", share, "above 0 and below 1", lambda x: 0 < x < 1)

@@ -83,8 +83,7 @@ class StoredDraws:
       chain_shape: the shape of the chains; None if there is no axis of chains.
       num_draws: number of draws that are shown.
       run_id: the identifier in the store's metadata; None for a store without one.
-      checksums: checksums of the first chunks, which are verified now. One that is None, and those
-        of the other chunks, are read from the files.
+      checksums: checksums of the first chunks. Those of the other chunks are read from the files.
 
     Raises:
       ValueError: a chunk is missing, damaged or from another run, now or when draws are read.
@@ -96,7 +95,7 @@ class StoredDraws:
         chain_shape: tuple[int, ...] | None,
         num_draws: int,
         run_id: str | None,
-        checksums: Sequence[int | None] = (),
+        checksums: Sequence[int] = (),
     ):
         self._array, self._run_id = array, run_id
         self._lead = () if chain_shape is None else (slice(None),)

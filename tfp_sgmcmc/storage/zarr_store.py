@@ -276,8 +276,8 @@ class DrawStore:
             checksums, count = self._checksums[group][name], whole // self._rows
             if checksums is not None and len(checksums) != count:
                 raise ValueError(f"it must have {len(checksums)} whole chunks, not {count}")
-            known = [None] * count if checksums is None else checksums
-            stored_draws.StoredDraws(array, variable.chain_shape, whole, None, known)  # verifies
+            known = checksums or ()
+            stored_draws.StoredDraws(array, variable.chain_shape, whole, None, known).verify()
         if shape[axis] < whole or array.dtype != variable.stored_dtype:
             raise ValueError(
                 f"The array {path} must have at least {whole} draws of "

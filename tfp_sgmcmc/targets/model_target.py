@@ -13,7 +13,13 @@ from typing import Any
 import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import accepts, function, integer, optional
-from tfp_sgmcmc.internal.nest import State, call_with_state, named_parts, static_or_dynamic_shape
+from tfp_sgmcmc.internal.nest import (
+    State,
+    call_with_state,
+    convert_state,
+    named_parts,
+    static_or_dynamic_shape,
+)
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import (
     Target,
@@ -171,7 +177,7 @@ class ModelTarget(Target):
 
     def constrain(self, state: State) -> State:
         """Maps an unconstrained state (or samples of it) to the parameters of the model."""
-        return self._mapped("forward", state)
+        return self._mapped("forward", convert_state(state))
 
     def _parameters(self, state: State) -> State:
         try:
@@ -182,7 +188,7 @@ class ModelTarget(Target):
 
     def unconstrain(self, state: State) -> State:
         """Maps parameters of the model to the unconstrained state that kernels move."""
-        return self._mapped("inverse", state)
+        return self._mapped("inverse", convert_state(state))
 
     def _mapped(self, method: str, state: State) -> State:
         if self.bijector is None:

@@ -292,6 +292,8 @@ class PooledLogProb(MinibatchLogProb):
             min(100, len(weights)),
             bijector=model.bijector,
         )
+        if model.initial_state is not None:
+            self.initial_state = model.initial_state
 
     def rows_and_weights(self) -> tuple[Any, tf.Tensor]:
         """Returns the pool, `[M, ...]`, and its weights, `[M]`."""

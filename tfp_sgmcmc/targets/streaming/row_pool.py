@@ -160,7 +160,8 @@ def draw_pool(
             min(first.batch_size, len(tf.nest.flatten(rows)[0])),
             bijector=model.bijector,
         )
-        loaded.initial_state = model.initial_state
+        if model.initial_state is not None:
+            loaded.initial_state = model.initial_state
         return loaded, PoolReport(total, read.num_rows, (read,))
     dim = num_entries(state)
     if dim > MOST_DIMENSIONS:
@@ -250,7 +251,6 @@ def draw_pool(
     correction = Correction.of(theta, lacking, factor, tf.nest.flatten(state)[0].dtype)
     distance = float(np.linalg.norm(offset))
     report = PoolReport(total, pool.num_examples, tuple(passes), *errors, distance)
-    pool.initial_state = model.initial_state
     return pool.corrected(correction), report
 
 
