@@ -112,7 +112,7 @@ for epsilon in steps:
 # step.
 #
 # A test that cannot fail proves nothing. So break the sampler, and see that the test rejects it.
-# The usual mistake is a noise that is drawn once and used twice:
+# A usual mistake is to forget to carry something to the next step:
 
 
 # %%

@@ -42,7 +42,7 @@ class SamplerCallback(keras.callbacks.Callback):
     the temperature is 10 times as high, or with attention a tenth. With trainable embeddings and
     neither of them, it is a tenth, and the prior's variances are 100 times as large. Each of
     min(0.4 N, 400) rows is hidden from two of the chains, and with these rows the parts of the run
-    are chosen whose states predict best. `predict` averages over them. Nothing is to be set. Chains
+    are chosen whose states predict best. `predict` averages over them. No setting is needed. Chains
     start from the layers' initialisers, unless `chains` says otherwise. The number of epochs is
     about what one network needs to train; the batch size 32 was used where the rule was found. The
     states are no draws from the posterior: `posterior.is_tempered` is true, and R-hat and effective
@@ -72,8 +72,8 @@ class SamplerCallback(keras.callbacks.Callback):
     weight 0 count as absent, for the regularisers, too.
 
     Metrics, validation, `steps_per_execution`, `jit_compile`, `run_eagerly` and other callbacks
-    work as in any `fit`. In the logs, and so in the progress bar, `loss` is Keras' loss. Beside it
-    stand `samples` (kept so far, 0 in the burn-in), `step_size` (the largest), `temperature`,
+    work as in any `fit`. In the logs, and so in the progress bar, `loss` is Keras' loss. There are
+    also `samples` (kept so far, 0 in the burn-in), `step_size` (the largest), `temperature`,
     `kinetic_temperature` if the kernel has momenta, and with `noise_every` `sampling_threshold`
     (the largest alpha of the chains) and `gradient_noise_share`. `failed_checks` counts the checks
     that failed when they were made last: the step size against the largest stable one, with
@@ -173,7 +173,8 @@ class SamplerCallback(keras.callbacks.Callback):
         without one, because the ensemble has its own.
       collect: burn-in, thinning and all else that decides which states are kept, a `Collect`. None
         discards half of the steps of the first `fit` and keeps about 100 states of the others. With
-        "posterior" half of its epochs, at least 4, are burn-in, unless `num_burnin_epochs` is set.
+        "posterior" half of its epochs are burn-in, unless `num_burnin_epochs` is set. It must be at
+        least 4.
         Without a kernel about 80 states along the whole run are kept.
       chains: C, the number of chains that run side by side, or `Chains` with their initial states.
         Samples then have shape `[num_kept, C, ...]`. None samples a single chain without such an

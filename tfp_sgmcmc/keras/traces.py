@@ -41,7 +41,7 @@ class Traces(keras.callbacks.Callback):
     | `sampler` | `predictive/mutual_information` | the part that is uncertainty about the weights |
     | `sampler` | `predictive/aleatoric`, `predictive/epistemic` | standard deviations of a number |
 
-    R-hat needs `num_chains` of 2 or more, and a kernel: the chains of an annealed ensemble have no
+    R-hat needs `chains` of 2 or more, and a kernel: the chains of an annealed ensemble have no
     law to converge to. The largest is also in the logs, and so in the progress
     bar, as `rhat`. It compares means and variances of whole chains, which
     are updated as samples come and take 16 bytes for each weight of each chain;

@@ -151,8 +151,8 @@ def sample_chain(
         in a notebook, and elsewhere a line every ten seconds. None shows them if tqdm is installed.
       jit_compile: whether XLA compiles the steps, which is mostly much faster. Where the log
         posterior factorises matrices of 32 rows or more on a CPU, False is faster.
-      preflight_check: whether to run `preflight`. It reads the whole data once (the first batch
-        only for a `StreamedLogProb`).
+      preflight_check: whether to run `preflight`. It reads the whole data once (of a
+        `StreamedLogProb` one epoch, for at most 30 s).
 
     Returns:
       A `SampleResult`.

@@ -44,10 +44,10 @@ class ShardedLogProb(MinibatchLogProb):
 
     Made in the scope of a `tf.distribute.MirroredStrategy` or `MultiWorkerMirroredStrategy` with R
     replicas, replica r holds the shards s with s % R = r. `load_shard` is called for these alone,
-    in the process of that replica. `sgmcmc.sample`, called by all workers alike in the same scope,
-    takes each step on all replicas. Each replica computes its share of the gradient, in a function
-    that XLA compiles, and the shares are summed. Chains, their noise and the kernel's results are
-    the same on all replicas. Without a strategy this process holds all shards.
+    in the process of that replica. `sgmcmc.sample_chain`, called by all workers alike in the same
+    scope, takes each step on all replicas. Each replica computes its share of the gradient, in a
+    function that XLA compiles, and the shares are summed. Chains, their noise and the kernel's
+    results are the same on all replicas. Without a strategy this process holds all shards.
 
     The target replaces a `MinibatchLogProb` for kernels, `ControlVariate`, `find_center`,
     `preflight` and `largest_curvature`.

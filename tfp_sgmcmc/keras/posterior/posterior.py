@@ -680,7 +680,7 @@ class Posterior:
         Its group `posterior` has the trainable variables by path, with dots in place of slashes.
         All samples are in memory at once. ArviZ's estimates do not weight samples: weights are in
         the group `sample_stats` as "weight". Samples at equal distances in time
-        (`SamplerCallback(mixing_distance=...)`) need none.
+        (`Collect(mixing_distance=...)`) need none.
 
         Args:
           log_likelihood: the return value of the method `log_likelihood`. The group

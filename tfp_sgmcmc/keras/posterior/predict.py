@@ -89,6 +89,8 @@ class PosteriorPrediction(NamedTuple):
         outputs that are not probabilities.
       mutual_information: I, the mutual information of an observation and the weights, shaped as
         `entropy`. Active learning by disagreement maximises it.
+      predictive: a `Predictive` of each output whose observations are numbers, in the structure of
+        the outputs; None for other outputs.
 
     References:
       N. Houlsby, F. Huszár, Z. Ghahramani and M. Lengyel. Bayesian active learning for
