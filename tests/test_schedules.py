@@ -175,3 +175,17 @@ def test_a_schedule_that_is_not_callable() -> None:
 def test_arguments_of_wrong_types(make: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         make()
+
+
+def test_cycles_of_any_length_end_above_zero():
+    """In float32 cos(pi r) + 1 is 0 there. Near the end the step is (pi (1 - r) / 2)^2."""
+    schedule = Cyclical(1e-3, num_steps=1_000_000, num_cycles=5)
+    last = float(schedule(199_999))
+    assert last == pytest.approx(1e-3 * (np.pi / 2 / 200_000) ** 2, rel=1e-5)
+
+
+def test_polynomial_decay_with_a_large_power():
+    """Its factor a does not fit into float32."""
+    schedule = PolynomialDecay.from_endpoints(1e-2, 1e-4, 10**6, gamma=8.0)
+    assert schedule.a > 1e38
+    np.testing.assert_allclose([schedule(0), schedule(10**6 - 1)], [1e-2, 1e-4], rtol=1e-4)

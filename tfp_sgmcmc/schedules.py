@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from tfp_sgmcmc.internal.checks import accepts, integer, number, numbers, positive, require
 
+_MOST = 1e30  # of a factor in float32
+
 
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):
     """The base class of schedules, whose public attributes are their arguments."""
@@ -70,7 +72,10 @@ class PolynomialDecay(Schedule):
         return cls(a=first * b**gamma, b=b, gamma=gamma)
 
     def __call__(self, step: Any) -> tf.Tensor:
-        return self.a * (self.b + tf.cast(step, tf.float32)) ** -self.gamma
+        step = tf.cast(step, tf.float32)
+        if self.a > _MOST:  # too large for float32, as is its denominator
+            return self.a * self.b**-self.gamma * (1 + step / self.b) ** -self.gamma
+        return self.a * (self.b + step) ** -self.gamma
 
 
 @keras.saving.register_keras_serializable("tfp_sgmcmc")
@@ -172,7 +177,9 @@ class Cyclical(Schedule):
         return tf.cast(step, tf.int64) % self.cycle_length
 
     def __call__(self, step: Any) -> tf.Tensor:
-        return self.initial_value / 2 * (tf.cos(math.pi * self.position(step)) + 1)
+        # cos(pi r) + 1 = 2 sin^2(pi (1 - r) / 2), which does not cancel at the end of a cycle.
+        left = tf.cast(self.cycle_length - self._place(step), tf.float32) / self.cycle_length
+        return self.initial_value * tf.sin(math.pi / 2 * left) ** 2
 
 
 @keras.saving.register_keras_serializable("tfp_sgmcmc")

@@ -188,3 +188,27 @@ def test_the_exact_density_in_other_coordinates_has_their_jacobian() -> None:
     assert exact is not None
     np.testing.assert_allclose(exact(z), moved(tf.constant(z)), rtol=1e-4)
     assert np.ptp(exact(z) - pool(tf.sinh(z))) > 1  # negative control: without it
+
+
+def test_a_stream_in_another_order_goes_on_where_it_fits_into_memory(tmp_path: Path) -> None:
+    pytest.importorskip("zarr")
+    results = []
+    for number, count in enumerate((100, 120)):
+        rows = tf.data.Dataset.from_tensor_slices({"x": X, "y": Y}).shuffle(N, seed=number)
+        target = stream(rows.batch(500), memory=10**6)
+        options = OPTIONS | dict(directory=tmp_path)
+        results.append(sgmcmc.sample(target, tf.zeros([D]), count, **options))
+    first, more = (np.asarray(x.states) for x in results)
+    assert len(more) == 120
+    np.testing.assert_array_equal(more[:100], first)
+    rows = tf.data.Dataset.from_tensor_slices({"x": X, "y": Y + (np.arange(N) == 7)}).batch(500)
+    with pytest.raises(ValueError, match="must go on with the data with which it was begun"):
+        sgmcmc.sample(stream(rows, memory=10**6), tf.zeros([D]), 130, **options)
+
+
+def test_the_seed_of_a_result_gives_the_same_draws() -> None:
+    target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
+    first = sgmcmc.sample(target, tf.zeros([2]), 50, seed=7, progress_bar=False)
+    again = sgmcmc.sample(target, tf.zeros([2]), 50, seed=first.seed, progress_bar=False)
+    assert first.seed == (0, 7)
+    np.testing.assert_array_equal(first.states, again.states)

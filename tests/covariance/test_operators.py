@@ -249,3 +249,12 @@ def test_compiled_operations_are_the_eager_ones(kind: str, dtype: Any) -> None:
     for x, y in zip(tf.nest.flatten(all_of_them(v)), tf.nest.flatten(compiled), strict=True):
         assert x.dtype == y.dtype == dtype
         np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance * np.abs(x).max())
+
+
+def test_power_iteration_of_a_sigma_whose_square_overflows() -> None:
+    """Such a Sigma was taken for zero."""
+    v = tensors(draw_parts(GENERATOR, 2))
+    small, large = (
+        make("full", (2,), noise_scale=scale)[0].power_iteration(v)[0] for scale in (1.0, 1e200)
+    )
+    np.testing.assert_allclose(large, 1e200 * small.numpy(), rtol=1e-10)

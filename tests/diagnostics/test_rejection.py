@@ -118,3 +118,12 @@ def test_bad_input() -> None:
     )
     with pytest.raises(ValueError, match="preconditioner must give a log determinant"):
         rejection_probability(gaussian, x, x, 0.1, no_inverse)
+
+
+def test_a_step_out_of_zero_density_is_accepted() -> None:
+    def log_prob(x: tf.Tensor) -> tf.Tensor:
+        return tf.where(x > 0.0, -0.5 * x**2, -np.inf)
+
+    target, out, back = sgmcmc.FullDataLogProb(log_prob), tf.constant(-1.0), tf.constant(1.0)
+    assert float(rejection_probability(target, out, back, 0.1)) == 0.0
+    assert float(rejection_probability(target, back, out, 0.1)) == 1.0

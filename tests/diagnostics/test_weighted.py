@@ -173,3 +173,14 @@ def test_bad_input() -> None:
     weighted = WeightedExpectationReducer(step_size_fn=lambda r: r)
     with pytest.raises(ValueError, match="one step size for all parts"):
         weighted.initialize([tf.ones([2]), tf.ones([2])], [0.1, 0.2])
+
+
+def test_truth_values_and_integers_are_averaged_as_numbers() -> None:
+    """Step sizes below 1 would be 0 as integers."""
+    results = {"step_size": tf.constant(0.5)}
+    for fn in (lambda x: x > 0.0, lambda x: tf.cast(x > 0.0, tf.int32)):
+        reducer = WeightedExpectationReducer(fn, step_size_fn=lambda r: r["step_size"])
+        own = reducer.initialize(tf.constant(0.0), results)
+        for value in (1.0, -1.0, 1.0, 1.0):
+            own = reducer.one_step(tf.constant(value), own, results)
+        assert float(reducer.finalize(own)) == pytest.approx(0.75)

@@ -92,3 +92,9 @@ def test_integers_that_no_program_can_hold_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=f"num_results must be .* Received: {value}"):
         checks.integer("num_results", value, 1)
     assert checks.integer("num_results", 2**63 - 1, 1) == 2**63 - 1
+
+
+def test_numbers_of_bfloat16_are_numbers() -> None:
+    checks.numbers("x", tf.constant(0.5, tf.bfloat16))
+    with pytest.raises(ValueError, match="x must be a positive finite number"):
+        checks.numbers("x", tf.constant(-0.5, tf.bfloat16), "a positive finite number")

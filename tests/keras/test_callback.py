@@ -366,7 +366,7 @@ def test_a_failed_step_is_told_before_the_next():
         def take(self, model, data):
             raise ZeroDivisionError
 
-    steps = Fails(None, None, None)
+    steps = Fails(None, 32, None)
     function = BatchTrainFunction(
         model, steps, False, lambda: called.append("after"), lambda: None,
         after_failure=lambda: called.append("failure"),
@@ -385,3 +385,33 @@ def test_a_generator_shows_no_shapes_but_the_model_does():
     batches = ((X[:4], Y[:4]) for _ in range(3))
     plan = sampler(num_examples=len(X)).plan(model, batches, steps_per_epoch=3, epochs=2)
     assert plan.bytes_of_sample == 4 * sum(np.size(w) for w in model.get_weights())
+
+
+def test_shuffled_batches_are_counted():
+    """The short batch may come anywhere, as in the tutorials of TensorFlow on images."""
+    pair = tuple(tf.data.Dataset.from_tensor_slices(a) for a in (X, Y))
+    batches = tf.data.Dataset.zip(pair).batch(5).cache().shuffle(100).prefetch(2)
+    for seed in range(3):
+        tf.random.set_seed(seed)
+        source = training_data.source_of(batches, None, 32, None)
+        assert source.count() == N
+    joined = tf.data.Dataset.zip(pair).batch(5)
+    source = training_data.source_of(joined.concatenate(joined), None, 32, None)
+    assert source.count() == 2 * N
+
+
+def test_batches_of_other_lengths_are_not_counted_by_the_first():
+    class Buckets(Batches):
+        def __getitem__(self, index):
+            rows = [slice(0, 4), slice(4, 9), slice(9, 12)][index]
+            return X[rows], Y[rows]
+
+    assert training_data.source_of(Buckets(), None, 32, None).count() is None
+    assert training_data.source_of(Batches(), None, 32, None).count() == N
+
+
+def test_swag_begins_in_the_second_half_of_what_fit_will_do():
+    model = small_models.linear()
+    swag = sgmcmc.keras.SWAG()
+    model.fit(X, Y, epochs=12, initial_epoch=8, verbose=0, callbacks=[swag])
+    assert swag._burn_in == 2 and len(swag.posterior()) > 0

@@ -269,3 +269,14 @@ def test_a_large_state_moves_as_one_operation_of_a_graph() -> None:
     assert len(compiled(state, before)) == 1
     few = state[:, :10]
     assert compiled(few, kernel.bootstrap_results(few)) == []
+
+
+def test_a_gradient_of_zero_at_the_start_does_not_end_the_learning():
+    """Steps are clipped by the mean square of gradients, which must be able to grow from 0."""
+    target = sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2)
+    kernel = AnnealedSGHMC(target, 0.1, prior_variance=100.0, noise_limit=np.inf)
+    state = tf.zeros([])
+    results = kernel.bootstrap_results(state)
+    for step in range(5):
+        state, results = kernel.one_step(state, results, seed=[0, step])
+    assert float(results.squared_gradient) > 0.0

@@ -298,3 +298,15 @@ def test_shares_of_unequal_length_are_told() -> None:
     options = {"weights": [1.0, 1.0], "hessian": HESSIANS, "tail_share": [[0.1], [0.1, 0.2]]}
     with pytest.raises(TypeError, match="tail_share must be an array of numbers"):
         sgmcmc.IndependentMetropolis(lambda x: -(x[..., 0] ** 2), np.zeros([2, 2]), **options)
+
+
+def test_a_start_without_a_density_is_left() -> None:
+    """NaN counts as zero density there too, as for proposals."""
+    target = sgmcmc.FullDataLogProb(
+        lambda x: tf.where(x[..., 0] > -1.0, -0.5 * x[..., 0] ** 2, np.nan)
+    )
+    kernel = sgmcmc.IndependentMetropolis(target, tf.zeros([1]), [[-1.0]])
+    results = kernel.bootstrap_results(tf.constant([-2.0]))
+    assert np.isneginf(results.log_weight)
+    state, results = kernel.one_step(tf.constant([-2.0]), results, seed=[0, 1])
+    assert float(state[0]) > -1.0 and bool(results.is_accepted)

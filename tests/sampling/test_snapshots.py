@@ -1,5 +1,7 @@
 """Snapshots differ if and only if something that a function reads has another value."""
 
+import copy
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.sampling.loop import start_of
@@ -121,3 +124,69 @@ def test_a_kernel_finds_its_program_behind_one_with_another_tensor() -> None:
     start = start_of(kernels[0], tf.zeros([2]))
     found = [kept_loop(kernels[i], None, start, False)._graph for i in (0, 1, 1, 0)]
     assert found[1] is found[2] and found[0] is found[3] and found[0] is not found[1]
+
+
+class Follower:
+    """A trace or a schedule, as a call and as a method."""
+
+    def __init__(self, number: float):
+        self.number, self.others = number, [1.0]
+
+    def __call__(self, x: float) -> float:
+        return self.number * x + self.others[0]
+
+    def of(self, x: float) -> float:
+        return self(x)
+
+
+def test_objects_are_what_they_hold() -> None:
+    """Also large arrays, and objects behind the methods that a function calls."""
+    large, follower = np.zeros(2_000), Follower(1.0)
+    kinds: list[tuple[Any, Callable[[], Any]]] = [
+        (lambda: lambda x: large.sum() + x, lambda: large.__setitem__(5, 1.0)),
+        (lambda: follower, lambda: setattr(follower, "number", 2.0)),
+        (lambda: follower.of, lambda: follower.others.append(2.0)),
+        (lambda: lambda x: follower.of(x), lambda: setattr(follower, "number", 3.0)),
+        (lambda: functools.partial(follower, 1.0), lambda: setattr(follower, "number", 4.0)),
+    ]
+    for make, change in kinds:
+        before = snapshot(make())
+        assert is_same(before, snapshot(make()))
+        change()
+        assert not is_same(before, snapshot(make()))
+
+
+def test_a_log_posterior_that_has_changed_is_compiled_anew() -> None:
+    """A variable that it reads has another value, as after a cell of a notebook ran again."""
+    width = [1.0]
+
+    def log_prob(x: tf.Tensor) -> tf.Tensor:
+        return -0.5 * tf.reduce_sum((x / width[0]) ** 2, axis=-1)
+
+    rows = np.zeros([20, 1], np.float32)
+    target = sgmcmc.MinibatchLogProb(log_prob, lambda x, batch: batch[:, 0] + 0 * x, rows, 5)
+    hmc = tfp.mcmc.HamiltonianMonteCarlo(log_prob, 0.5, 3)
+    kernels = {
+        "of another library": lambda: hmc,
+        "with rows": lambda: sgmcmc.SGLD(target, 0.1),
+        "of all data": lambda: sgmcmc.SGLD(full, 0.1),
+    }
+    full = sgmcmc.FullDataLogProb(log_prob)
+    options: dict[str, Any] = dict(seed=1, jit_compile=False, progress_bar=False)
+    for make in kernels.values():
+        width[0] = 1.0
+        first, same = (sgmcmc.sample_chain(make(), tf.ones([1]), 20, **options) for _ in range(2))
+        np.testing.assert_array_equal(first.states, same.states)
+        width[0] = 10.0
+        other = sgmcmc.sample_chain(make(), tf.ones([1]), 20, **options)
+        fresh = sgmcmc.sample_chain(copy.deepcopy(make()), tf.ones([1]), 20, **options)
+        np.testing.assert_array_equal(other.states, fresh.states)
+        assert np.abs(other.states - first.states).max() > 0.01
+
+
+def test_a_kernel_can_be_copied_after_a_run() -> None:
+    kernel = tfp.mcmc.HamiltonianMonteCarlo(lambda x: -0.5 * tf.reduce_sum(x**2, -1), 0.5, 3)
+    options: dict[str, Any] = dict(seed=1, jit_compile=False, progress_bar=False)
+    first = sgmcmc.sample_chain(kernel, tf.ones([1]), 5, **options)
+    again = sgmcmc.sample_chain(copy.deepcopy(kernel), tf.ones([1]), 5, **options)
+    np.testing.assert_array_equal(first.states, again.states)

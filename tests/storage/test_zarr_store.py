@@ -366,3 +366,43 @@ def test_draws_that_do_not_fit(path: Path) -> None:
     draws["posterior"]["w"] = draws["posterior"]["w"][:2]
     with pytest.raises(ValueError, match=r"equally many draws. Received: \[2, 3\]"):
         store.append(draws)
+
+
+def test_an_append_that_fails_leaves_all_arrays_as_long(path: Path, monkeypatch: Any) -> None:
+    """As at Ctrl-C or on a full disk, after which the same run goes on."""
+    pieces, wrong = [rows(3, 0), rows(3, 1)], rows(3, 1)
+    wrong["sample_stats"]["accepted"] = wrong["sample_stats"]["accepted"][:, :1]
+    store = DrawStore(path, VARIABLES)
+    store.append(pieces[0])
+    with pytest.raises(ValueError, match="must have shape"):
+        store.append(wrong)
+    write, calls = DrawStore._write, []
+
+    def interrupted(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        write(*args)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(DrawStore, "_write", interrupted)
+        store.append(pieces[1])
+    store.append(pieces[1])
+    store.finish()
+    assert store.num_draws == 6
+    assert_holds(store, joined(pieces))
+
+
+def test_a_tail_is_written_once(path: Path, monkeypatch: Any) -> None:
+    """Another process may go on with the run while this one still reads."""
+    store, calls = DrawStore(path, VARIABLES), []
+    store.append(rows(3))
+    store.finish()
+    monkeypatch.setattr(DrawStore, "_write", lambda *args: calls.append(args))
+    store.finish()
+    assert not calls
+    store.append(rows(1))  # a whole chunk
+    store.append(rows(1))
+    calls.clear()
+    store.finish()
+    assert len(calls) == len(store.tail["posterior"]) + len(store.tail["sample_stats"]) + 2

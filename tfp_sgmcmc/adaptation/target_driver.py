@@ -29,6 +29,7 @@ from tfp_sgmcmc.storage.directory import RunDirectory
 from tfp_sgmcmc.targets import MinibatchLogProb, StreamedLogProb, preflight
 from tfp_sgmcmc.targets.base import kept_program
 from tfp_sgmcmc.targets.one_example import KeptTargets
+from tfp_sgmcmc.targets.validation.changed_functions import forget_if_changed
 
 _MOST_RUNS = 3
 _MISFIT = "the proposals of independent draws do not reach all of the posterior"
@@ -80,12 +81,14 @@ class TargetSettings:
         self.problem = target_arguments.as_problem(target, bijector)
         state = target_arguments.single_state(self.problem, initial_state)
         self.state, self._notes = target_arguments.finite_start(self.problem, state, called)
+        forget_if_changed(self.problem, self.state)
         if not isinstance(target, MinibatchLogProb):
             KeptTargets.of(target).keep(target, bijector, self.problem, self.state)
         self._num_results, self._num_chains = num_results, num_chains
         self.places = list[Place]()
-        if jit_compile is None and folder is not None:
-            jit_compile = saved_jit_compile(folder)
+        before = None if folder is None else saved_jit_compile(folder)
+        if before is False or jit_compile is None:  # XLA may have failed
+            jit_compile = before
         self.jit_compile, self._lines = target_arguments.choose_jit_compile(
             self.problem, state, jit_compile
         )
@@ -270,6 +273,7 @@ def sample_target(
     tell_and_warn([found.line], flags, progress_bar)
     return dataclasses.replace(
         result,
+        seed=random.integers_of(seed),
         bijector=prepared.bijector,
         choices=prepared.with_choices(**found.measured).choices,
         explanation=Explanation((*prepared.lines, found.line)),

@@ -379,8 +379,10 @@ class NoiseCovariance:
         """
 
         def norm(flat: list[tf.Tensor]) -> tf.Tensor:
-            squares = tf.square(flat[0] if len(flat) == 1 else tf.concat(flat, axis=-1))
-            return tf.sqrt(tf.reduce_sum(squares, axis=-1, keepdims=True))
+            x = flat[0] if len(flat) == 1 else tf.concat(flat, axis=-1)
+            largest = tf.reduce_max(tf.abs(x), axis=-1, keepdims=True)  # squares may overflow
+            squares = tf.square(tf.math.divide_no_nan(x, largest))
+            return largest * tf.sqrt(tf.reduce_sum(squares, axis=-1, keepdims=True))
 
         def product(m: Matrix, x: tf.Tensor) -> tf.Tensor:
             return self._noise_scale * m.multiply(x)

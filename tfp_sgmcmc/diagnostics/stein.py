@@ -227,6 +227,8 @@ def gradient_at(
         return value_and_gradient(lambda s: call_with_state(target, s), state)[1]
     drawn = random.fold_in(random.as_seed(seed), number)
     target_state = getattr(results, "target_state", ())
+    if getattr(target, "reshuffle", "step") != "step":  # whose state names the next minibatch
+        target_state = ()
     return target.estimate(state, drawn, target_state, with_scores=False).gradient
 
 

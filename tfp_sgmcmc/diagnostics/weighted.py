@@ -163,7 +163,13 @@ class WeightedExpectationReducer(tfp.experimental.mcmc.Reducer):
 
     def _values(self, state: State) -> Any:
         state = tf.nest.map_structure(tf.convert_to_tensor, state)
-        return tf.nest.map_structure(tf.convert_to_tensor, self._fn(state))
+        dtype = tf.nest.flatten(state)[0].dtype
+
+        def floating(x: Any) -> tf.Tensor:  # a mean of integers or of truth values is none of them
+            x = tf.convert_to_tensor(x)
+            return x if x.dtype.is_floating else tf.cast(x, dtype)
+
+        return tf.nest.map_structure(floating, self._fn(state))
 
     def _step_size(self, results: Any, like: Any) -> tf.Tensor:
         epsilon = self._step_size_fn(results)

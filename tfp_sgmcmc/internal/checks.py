@@ -71,6 +71,8 @@ def numbers(name: str, value: Any, expected: str = "a finite number") -> None:
             if known is None and leaf is not None:
                 continue
             entries = np.asarray(known)
+            if entries.dtype == tf.bfloat16.as_numpy_dtype:
+                entries = entries.astype(np.float32)
         except (TypeError, ValueError):  # ragged, sparse or symbolic
             entries = np.asarray(None)
         if entries.dtype.kind not in "iuf":

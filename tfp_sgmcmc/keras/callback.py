@@ -536,12 +536,14 @@ class SamplerCallback(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         internals.begin_at_epoch(self.model, None)
         self._workers.end()
-        if self._auto is not None:
-            self._auto.check_prediction(self.recorder.chain, self._preflight.source)
         chain = self.recorder.chain
         if chain is not None and isinstance(self.recorder.samples, StoredSampleLog):
             self._preflight.warn_of_other_weights(chain)  # which would be saved as its state
-        self.recorder.end_fit(is_stopped=self.model.stop_training)
+        try:
+            if self._auto is not None:
+                self._auto.check_prediction(chain, self._preflight.source)
+        finally:
+            self.recorder.end_fit(is_stopped=self.model.stop_training)
         self._preflight.end_fit()
         for data in self._data:
             data.was_read = False

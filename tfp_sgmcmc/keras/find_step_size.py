@@ -150,7 +150,7 @@ def find_step_size(
     compiled_loss.check_likelihoods(model)
     tensors, num_examples = training_arrays(x, y, sample_weight)
     arrays = internals.map_arrays(np.asarray, tensors)
-    size = checks.integer("batch_size", batch_size, 1, num_examples)
+    size = min(checks.integer("batch_size", batch_size, 1), num_examples)
     source = Source("arrays", num_examples, size, -(-num_examples // size), arrays)
     check_targets(source)
     compiled_loss.build(model, *source.batch(2))

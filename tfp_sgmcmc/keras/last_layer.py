@@ -91,9 +91,15 @@ def last_layer_laplace(
     internals.check_built(model)
     compiled_loss.check_likelihoods(model)
     layer, outputs = _last_layer(model)
+    if layer.activity_regularizer is not None:
+        raise ValueError(
+            f"The last layer, {layer.name!r}, must have no activity_regularizer, which is no prior "
+            f"of its weights. Received: {layer.activity_regularizer!r}."
+        )
     checked_inputs(model, x)
     check_arrays("y", y)
     check_numbers(y)
+    (y,) = keras.tree.flatten(y)  # the only output may have a name
     total, y = num_rows((x, y)), np.asarray(y)
     integer("num_samples", num_samples, 1)
     integer("batch_size", batch_size, 1)
@@ -129,7 +135,8 @@ def last_layer_laplace(
         )
         found = layer.activation(tf.reshape(found, [-1, found.shape[-1]]))
         packed = keras.tree.pack_sequence_as(outputs, [found])
-        return -tf.reshape(compiled_loss.negative_log_likelihoods(model, labels, packed), lead)
+        each = compiled_loss.negative_log_likelihoods(model, labels, packed)
+        return -tf.cast(tf.reshape(each, lead), state[0].dtype)
 
     features = keras.Model(model.inputs, layer.input).predict(x, batch_size, verbose=0)
     features = features.astype(layer.kernel.dtype)  # it may be of half precision

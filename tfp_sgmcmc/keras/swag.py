@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.diagnostics.convergence import RunningMoments
 from tfp_sgmcmc.internal import checks
+from tfp_sgmcmc.keras.data.training_data import initial_epoch_of_fit
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.posterior.batches import Batches, num_rows, tensors
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
@@ -142,6 +143,8 @@ class SWAG(keras.callbacks.Callback):
             return
         params = self.params or {}
         count = params.get("epochs")
+        if count is not None:
+            count -= initial_epoch_of_fit(self.model)
         if self._unit == "steps":
             steps = params.get("steps")
             count = None if count is None or steps is None else count * steps

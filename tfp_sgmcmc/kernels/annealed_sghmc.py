@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc import random
@@ -158,7 +159,8 @@ class AnnealedSGHMC(StochasticGradientKernel):
         optional = ("mass_averaging",) if self._adapts_mass else ()
         for name in ("momentum_loss", "averaging", *optional):
             number(name, self._parameters[name], "in (0, 1]", lambda x: 0 < x <= 1)
-        positive("noise_limit", noise_limit)
+        if noise_limit != np.inf:
+            positive("noise_limit", noise_limit)
 
     def _init_results(self, state: State) -> AnnealedSGHMCResults:
         step, zeros = tf.zeros([], tf.int64), self._zeros(state)
@@ -226,7 +228,8 @@ class AnnealedSGHMC(StochasticGradientKernel):
                 squares, m, s,
             )  # fmt: skip
         q = sum_events(map_parts(lambda g, m: g**2 / m, g, m), chain_ndims)
-        mean = tf.where(step == 0, q, results.squared_gradient)
+        before = results.squared_gradient
+        mean = tf.where((step == 0) | (before == 0), q, before)  # 0 would stay for ever
         most = _MOST_NOISE * mean
         shrink = tf.sqrt(tf.where(q > most, tf.math.divide_no_nan(most, q), tf.ones_like(q)))
         mean += self._parameters["averaging"] * (tf.minimum(q, most) - mean)

@@ -200,7 +200,10 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
         size = self._parameters["block_size"]
         return IndependentMetropolisResults(
             target_log_prob=log_prob,
-            log_weight=log_prob - proposals.log_prob(self._whitened(flat)),
+            log_weight=tf.where(
+                tf.math.is_nan(log_prob), tf.constant(-np.inf, log_prob.dtype), log_prob
+            )
+            - proposals.log_prob(self._whitened(flat)),
             is_accepted=tf.ones_like(log_prob, tf.bool),
             proposals=tf.zeros([size, *sizes_of(flat)], flat.dtype),
             log_probs=tf.zeros([size, *sizes_of(log_prob)], log_prob.dtype),

@@ -11,11 +11,13 @@ fits.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -31,6 +33,7 @@ from tfp_sgmcmc.sampling.loop import (
     Loop,
     Position,
     Program,
+    log_prob_fn_of,
     repeat_chains,
     replicas_of,
     start_of,
@@ -40,11 +43,14 @@ from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.targets import Target
 from tfp_sgmcmc.targets.base import kept_program
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
+from tfp_sgmcmc.targets.validation.changed_functions import forget_if_changed, have_changed
 
 _SETTINGS = ("step_size", "temperature", "friction")
 _MOST_LOOPS = 8  # that a target keeps
 _MOST_ENTRIES = 1_000  # of an array or a nest that is compared by its values
 _DEPTH = 3  # of attributes of attributes
+_LIBRARIES = {"builtins", "keras", "numpy", "tensorflow", "tensorflow_probability", "tfp_sgmcmc"}
+_LARGE = Target, tf.Module, type, ModuleType, FunctionType  # whose attributes are not looked into
 
 
 def kept_loop(
@@ -68,8 +74,14 @@ def kept_loop(
     target = getattr(kernel, "target_log_prob_fn", None)
     if settings is None or not isinstance(target, Target):
         key, settings = (kernel, trace_fn, view, *options), ()
-        loops = vars(kernel).setdefault("_kept_loops", [])
+        loops = vars(kernel).setdefault("_kept_loops", _Loops())
+        log_prob_fn = log_prob_fn_of(kernel)
+        if log_prob_fn is not None and have_changed(loops.known, log_prob_fn, start.state):
+            loops.clear()
+            loops.known.clear()
     else:
+        if replicas is None:
+            forget_if_changed(target, start.state)
         fixed = {k: v for k, v in kernel.parameters.items() if k not in settings}
         known = tf.nest.map_structure(lambda x: (x.shape, x.dtype), settings)
         key = type(kernel), fixed, str(known), trace_fn, view, *options
@@ -88,6 +100,22 @@ def kept_loop(
     loops.append(kept)
     del loops[:-_MOST_LOOPS]
     return kept[1].with_values(settings)
+
+
+class _Loops(list[Any]):
+    """The loops of a kernel, which a copy by pickle or `copy` leaves out.
+
+    Attributes:
+      known: values of the log posterior of which the loops were made.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: dict[str, Any] = {}
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        del protocol
+        return _Loops, ()
 
 
 def _settings_of(kernel: tfp.mcmc.TransitionKernel) -> dict[str, Any] | None:
@@ -290,14 +318,31 @@ def _held(value: Any, module: Any, seen: frozenset[int]) -> Any:
     if isinstance(value, MethodType) and isinstance(value.__self__, tfp.bijectors.Bijector):
         # Each access to a method makes another object. Bijectors do not change.
         return MethodType, value.__func__, value.__self__
-    if isinstance(value, np.ndarray) and value.size <= _MOST_ENTRIES and value.dtype != object:
+    if isinstance(value, np.ndarray) and value.dtype != object:
         # Copied, because it may be written to later.
-        return np.ndarray, value.shape, value.dtype.str, value.tobytes()
+        is_small = value.size <= _MOST_ENTRIES
+        content = value.tobytes() if is_small else zlib.crc32(value.tobytes())
+        return np.ndarray, value.shape, value.dtype.str, content
     if isinstance(value, tuple | list) and len(value) <= _MOST_ENTRIES:
         return type(value), *(_held(x, module, seen) for x in value)
     if type(value) is dict and len(value) <= _MOST_ENTRIES:
         return {k: _held(x, module, seen) for k, x in value.items()}
+    if isinstance(value, functools.partial):
+        parts = value.func, list(value.args), dict(value.keywords)
+        return functools.partial, *(_held(x, module, seen) for x in parts)
+    owner = value.__self__ if isinstance(value, MethodType) else value
+    if callable(value) and _is_of_user(owner) and id(owner) not in seen:
+        seen = seen | {id(owner)}
+        fn = value.__func__ if isinstance(value, MethodType) else type(value).__call__
+        attributes = {k: _held(x, module, seen) for k, x in vars(owner).items()}
+        return type(owner), _held(fn, None, seen), attributes
     return value
+
+
+def _is_of_user(value: Any) -> bool:
+    """Returns whether a value is an object of a plain class that no library defines."""
+    home = type(value).__module__.partition(".")[0]
+    return hasattr(value, "__dict__") and home not in _LIBRARIES and not isinstance(value, _LARGE)
 
 
 def _function(function: FunctionType, seen: frozenset[int]) -> tuple[Any, ...]:
@@ -310,7 +355,10 @@ def _function(function: FunctionType, seen: frozenset[int]) -> tuple[Any, ...]:
         held = _held(value, module, seen)
         if held is not value or depth == 0 or isinstance(value, FunctionType):
             return held
-        attributes = {k: v for k, v in getattr(value, "__dict__", {}).items() if k in names}
+        # Methods by these names read other attributes.
+        methods = [vars(c).get(k) for c in type(value).__mro__ if _is_of_user(value) for k in names]
+        known = names.union(*(_names(m.__code__) for m in methods if isinstance(m, FunctionType)))
+        attributes = {k: v for k, v in getattr(value, "__dict__", {}).items() if k in known}
         return value, {k: look(v, depth - 1) for k, v in attributes.items()}
 
     def enclosed() -> Iterator[Any]:

@@ -27,6 +27,7 @@ from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb, ShardedLogProb
 from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
 from tfp_sgmcmc.targets.data import checksum
 from tfp_sgmcmc.targets.streamed import StreamedLogProb, StreamState
+from tfp_sgmcmc.targets.streaming.pooled import PooledLogProb
 
 _DESCRIBED_ENTRIES = 100
 _STEPS = (0, 1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)  # at which schedules are compared
@@ -102,9 +103,19 @@ def _describe_target(target: Target, key: str) -> dict[str, Any]:
     base = getattr(target, "target", None)
     if isinstance(base, Target):
         described |= _describe_target(base, f"{key}.target")
-    if isinstance(target, MinibatchLogProb) and not isinstance(target, ShardedLogProb):
+    is_in_memory = isinstance(target, MinibatchLogProb) and not isinstance(target, ShardedLogProb)
+    if is_in_memory and not _comes_in_any_order(target):
         described[f"{key}.data"] = checksum(target._data)
     return described
+
+
+def _comes_in_any_order(target: Any) -> bool:
+    """Returns whether the rows of a run may come in another order when it goes on.
+
+    Those of a pool come from a file of the run.
+    """
+    is_recorded = getattr(target, "_data_are_recorded", False)
+    return is_recorded and not isinstance(target, PooledLogProb)
 
 
 def _public(value: Any) -> dict[str, Any]:
@@ -235,6 +246,9 @@ def _values_at(log_prob_fn: Any, state: State) -> dict[str, Any]:
     if isinstance(log_prob_fn, StreamedLogProb):  # the feed supplies its batches
         base = log_prob_fn.of_one_batch
         prior = value_and_gradient(base.log_prior, state, connected=False)
+        return _of_problem(*prior[:2], what="log prior")
+    if _comes_in_any_order(log_prob_fn):  # a minibatch has other rows then
+        prior = value_and_gradient(log_prob_fn.log_prior, state, connected=False)
         return _of_problem(*prior[:2], what="log prior")
     if not isinstance(log_prob_fn, Target):
         if not all(x.dtype.is_floating for x in tf.nest.flatten(state)):

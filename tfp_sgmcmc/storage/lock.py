@@ -164,7 +164,8 @@ class Lease:
                 seen, since = found, time.monotonic()
             if _has_ended(holder) or time.monotonic() - since > EXPIRY_SECONDS:
                 with contextlib.suppress(FileNotFoundError):
-                    self._lease.unlink()
+                    if _read_text(self._lease) == found:  # no other one has taken it over
+                        self._lease.unlink()
                 continue
             time.sleep(HEARTBEAT_SECONDS / 4)
 

@@ -114,6 +114,7 @@ class DrawStore:
         numbers = np.arange(self.num_draws, self.num_draws + count)
         total = self._num_tail + count
         whole = total - total % self._rows
+        tails: dict[str, dict[str, np.ndarray]] = {group: {} for group in self.variables}
         for group, members in self.variables.items():
             for name, variable in members.items():
                 new = numbers if name == "draw" else np.asarray(draws[group][name])
@@ -125,16 +126,19 @@ class DrawStore:
                 rows = np.concatenate([self._tail[group][name], new.astype(variable.stored_dtype)])
                 if whole:
                     self._write(group, name, rows[:whole])
-                self._tail[group][name] = rows[whole:].copy()
-        self._num_whole += whole
-        self._num_tail = total - whole
+                tails[group][name] = rows[whole:].copy()
+        # At once, so that an interrupt leaves no array longer than the others. Chunks that were
+        # written are written again.
+        self._tail, self._num_whole, self._num_tail = tails, self._num_whole + whole, total - whole
+        self._is_finished = False
 
     def finish(self) -> None:
         """Writes the tail, and keeps it in memory for a run that goes on."""
-        if self._num_tail:
+        if self._num_tail and not self._is_finished:
             for group, tails in self._tail.items():
                 for name, rows in tails.items():
                     self._write(group, name, rows)
+        self._is_finished = True
 
     def sync(self) -> None:
         """Flushes all chunks to the disk, and shows them to readers."""
@@ -177,6 +181,7 @@ class DrawStore:
             self._arrays[group] = {n: self._create_array(made, n, v) for n, v in members.items()}
             self._write_chains(made)
         self._num_whole = self._num_tail = 0
+        self._is_finished = False  # whether the tail is on disk
         self._tail = {
             group: {n: np.zeros([0, *v.shape], v.stored_dtype) for n, v in members.items()}
             for group, members in self.variables.items()
@@ -231,7 +236,7 @@ class DrawStore:
         self._run_id = opened.attrs.get(stored_draws.RUN_ID)  # None for a run begun without
         for leftover in self.path.glob("**/*.partial"):  # a write was cut off
             leftover.unlink()
-        self._arrays, self._tail = {}, {}
+        self._arrays, self._tail, self._is_finished = {}, {}, False
         num_draws, tail, checksums = committed
         tails = {len(x) for members in tail.values() for x in members.values()}
         self._num_tail = tails.pop() if tails else 0

@@ -9,6 +9,7 @@ import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tests.keras.small_models import assert_close, assert_equal
 from tfp_sgmcmc import random
+from tfp_sgmcmc.keras.adaptation import annealed_ensemble
 from tfp_sgmcmc.keras.adaptation.annealed_ensemble import (
     AnnealedEnsemble,
     choose_windows,
@@ -547,3 +548,12 @@ def test_an_output_without_a_loss_has_no_targets_in_the_pool():
     sampler = sgmcmc.keras.SamplerCallback(seed=3)
     model.fit(X, [Y, None], B, EPOCHS, verbose=0, callbacks=[sampler])
     assert len(sampler.result.posterior) >= 1
+
+
+def test_weights_of_rows_are_the_means_of_those_that_count():
+    """Steps of padding and outputs of weight 0 make a row's other labels no stronger."""
+    steps = np.array([[1.0, 1.0, 0.0], [2.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    y = np.zeros([3, 3])
+    assert list(annealed_ensemble._row_weights(y, steps, 3)) == [1.0, 2.0, 0.0]
+    assert list(annealed_ensemble._row_weights([y, y], [None, steps], 3)) == [1.0, 1.5, 1.0]
+    assert list(annealed_ensemble._row_weights(y, None, 3)) == [1.0, 1.0, 1.0]

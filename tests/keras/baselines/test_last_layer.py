@@ -180,3 +180,21 @@ def test_features_may_be_of_half_precision():
         keras.mixed_precision.set_global_policy(policy)
     found = sgmcmc.keras.last_layer_laplace(model, X, np.arange(N) % 4, prior=normal(), seed=0)
     assert len(found) > 1
+
+
+def test_an_activity_regularizer_of_the_last_layer_is_refused():
+    last = keras.layers.Dense(4, activity_regularizer=keras.regularizers.L2(1.0))
+    with pytest.raises(ValueError, match="must have no activity_regularizer"):
+        sgmcmc.keras.last_layer_laplace(network(last, CROSSENTROPY), X, np.zeros(N), prior=normal())
+
+
+def test_targets_may_have_the_name_of_the_only_output():
+    inputs = keras.Input([2])
+    model = keras.Model(inputs, {"class": keras.layers.Dense(4, name="class")(inputs)})
+    model.compile(loss={"class": CROSSENTROPY})
+    y = np.arange(N) % 4
+    found, plain = (
+        sgmcmc.keras.last_layer_laplace(model, X, given, prior=normal(), num_samples=2, seed=0)
+        for given in ({"class": y}, y)
+    )
+    assert_equal(found.samples, plain.samples)

@@ -324,3 +324,14 @@ def test_a_chain_that_breaks_down_is_found_where_it_is():
         fit(model, callback)
     assert error.value.step <= 2
     assert_equal(model.get_weights(), initial)
+
+
+def test_fresh_chains_of_an_lstm_begin_with_open_forget_gates():
+    """As the layer does, whose `bias_initializer` is of the other gates."""
+    model = keras.Sequential([keras.Input([4, 2]), keras.layers.LSTM(3)])
+    variables = model.trainable_variables
+    starts = stacked_starts(model, variables, 2, "fresh", np.array([1, 2]))
+    (place,) = (i for i, v in enumerate(variables) if v.name == "bias")
+    own = variables[place].numpy()
+    assert own.sum() == 3
+    np.testing.assert_array_equal(starts[place], [own, own])

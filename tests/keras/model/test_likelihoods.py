@@ -14,7 +14,7 @@ import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tests.keras.small_models import affine, assert_close, linear, unit_normal
 from tests.keras.small_models import heteroscedastic_normal as heteroscedastic
-from tfp_sgmcmc.keras.model import compiled_loss, internals
+from tfp_sgmcmc.keras.model import compiled_loss, internals, log_prob
 from tfp_sgmcmc.keras.model.compiled_loss import check_probabilities, negative_log_likelihoods
 
 tfd = tfp.distributions
@@ -307,7 +307,7 @@ def name(loss):
 def test_losses_without_a_likelihood_are_refused(loss):
     label = name(loss).lower()
     advice = "A mean squared error.*known variance"
-    if "focal" in label or "hinge" in label:
+    if any(part in label for part in ("focal", "hinge", "cross_entropy")):
         advice = "Compile with a crossentropy"
     elif "dice" in label or "cosine" in label:
         advice = "No likelihood of single examples"
@@ -480,3 +480,45 @@ def test_a_configuration_has_the_dtype(dtype):
     registered = NegativeLogLikelihood(heteroscedastic, dtype=dtype)
     again = NegativeLogLikelihood.from_config(registered.get_config())
     assert again.dtype == registered.dtype == expected
+
+
+class OwnName(keras.losses.BinaryCrossentropy):
+    """A subclass with the function of Keras."""
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [OwnName(), functools.partial(keras.losses.binary_crossentropy, from_logits=True)],
+    ids=["subclass", "partial"],
+)
+def test_a_function_of_keras_behind_another_name_is_summed(loss):
+    from_logits = isinstance(loss, functools.partial)
+    model = linear(loss, 4, None if from_logits else "sigmoid")
+    labels = tf.constant(RNG.integers(0, 2, size=[B, 4]), tf.float32)
+    compiled_loss.build(model, X, labels, None)
+    found = compiled_loss.negative_log_likelihoods(model, labels, model(X))
+    plain = keras.losses.binary_crossentropy(labels, model(X), from_logits=from_logits)
+    np.testing.assert_allclose(found, 4 * plain, rtol=1e-5)
+    (kind,) = compiled_loss.classes(model, model(X)).values()
+    assert kind.axis is None and kind.from_logits is from_logits
+
+
+def test_a_last_cast_has_the_activation_before_it():
+    layers = [keras.layers.Dense(2, "softmax"), keras.layers.Activation("linear", dtype="float32")]
+    model = keras.Sequential([keras.Input([3]), *layers])
+    model.compile(loss="sparse_categorical_crossentropy")
+    compiled_loss.check_likelihoods(model)
+    cast = keras.layers.Activation("linear", dtype="float32")
+    model = keras.Sequential([keras.Input([3]), keras.layers.Dense(2), cast])
+    model.compile(loss="sparse_categorical_crossentropy")
+    with pytest.raises(ValueError, match="without activation"):
+        compiled_loss.check_likelihoods(model)
+
+
+def test_none_among_weights_of_outputs_counts_all_rows():
+    """As in Keras, unless that output has no targets either."""
+    two = [np.ones(3), np.ones(3)]
+    weights = np.array([1.0, 0.0, 2.0])
+    for y, expected in ((two, None), ([None, two[1]], [1.0, 0.0, 1.0])):
+        found = log_prob._weighs(y, [None, weights])
+        assert (found is None) if expected is None else np.array_equal(found, expected)

@@ -194,3 +194,19 @@ def test_models_of_float64(floatx):
         np.testing.assert_allclose(posterior.log_likelihood(x, y)[0], log_p, rtol=1e-5)
     finally:
         keras.config.set_floatx(before)
+
+
+def test_a_function_for_outputs_may_read_a_variable_that_changes():
+    divisor = [1.0]
+    model = small_models.linear()
+    samples = [np.stack([w, w]) for w in model.get_weights()]
+    posterior = sgmcmc.keras.Posterior(model, model.trainable_variables, samples)
+    x = np.ones([2, 3], np.float32)
+
+    def activation(outputs):
+        return tf.sigmoid(outputs / divisor[0])
+
+    for divisor[0] in (1.0, 100.0):
+        found = posterior.predict(x, activation=activation, verbose=0).mean
+        expected = tf.sigmoid(model(x) / divisor[0])
+        np.testing.assert_allclose(found, expected, rtol=1e-5)

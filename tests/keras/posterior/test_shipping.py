@@ -14,7 +14,7 @@ import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tests.keras.small_models import CROSSENTROPY, assert_close, assert_equal, linear
 from tfp_sgmcmc.keras import losses
-from tfp_sgmcmc.keras.model import compiled_loss
+from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.posterior import model_copy
 
 # Keras converts to NumPy in model.save in a way that NumPy 2 warns about.
@@ -492,6 +492,20 @@ def test_a_distilled_network_has_the_loss_weights_of_the_model():
     posterior = sgmcmc.keras.Posterior(model, model.trainable_variables, samples)
     student = model_copy._student(posterior, np.zeros([3, 2], np.float32))
     x, y = np.ones([3, 2], np.float32), [np.ones([3, 1], np.float32)] * 2
-    assert compiled_loss.loss_weights(student) == [1.0, 0.25]
+    assert internals.loss_weights(student) == [1.0, 0.25]
     np.testing.assert_allclose(student.evaluate(x, y, verbose=0)[0],
                                model.evaluate(x, y, verbose=0)[0], rtol=1e-5)  # fmt: skip
+
+
+def test_a_distilled_network_has_no_prior_of_its_own():
+    """A regulariser counts in the ensemble that it learns from."""
+    dense = keras.layers.Dense(
+        1, kernel_regularizer="l2", activity_regularizer=keras.regularizers.L1(1.0)
+    )
+    model = keras.Sequential([keras.Input([2]), dense])
+    model.compile("sgd", loss="mse")
+    samples = [np.stack([w, w]) for w in model.get_weights()]
+    posterior = sgmcmc.keras.Posterior(model, model.trainable_variables, samples)
+    student = model_copy._student(posterior, np.zeros([3, 2], np.float32))
+    student(np.ones([3, 2], np.float32))
+    assert not student.losses and model.layers[0].kernel.regularizer is not None

@@ -393,3 +393,26 @@ def test_weights_that_another_callback_restores_before_the_end_are_told(tmp_path
     callbacks = [Restores(), sampler(tmp_path)]
     with pytest.warns(UserWarning, match="must have the weights that fit has left"):
         make_model().fit(X, Y, batch_size=B, verbose=0, callbacks=callbacks)
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_an_interrupt_while_samples_are_taken_loses_none(tmp_path, is_stored, monkeypatch):
+    callback = sampler(tmp_path if is_stored else None)
+    model = make_model()
+    arguments = {"batch_size": B, "shuffle": False, "verbose": 0, "callbacks": [callback]}
+    model.fit(X, Y, epochs=1, **arguments)
+    rings = callback.recorder.chain.rings
+    read, calls = type(rings).read, []
+
+    def interrupted(*given):
+        calls.append(given)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return read(*given)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(type(rings), "read", interrupted)
+        model.fit(X, Y, epochs=2, **arguments)
+    model.fit(X, Y, epochs=2, **arguments)
+    steps = list(callback.result.trace["step"])
+    assert steps == list(range(1, steps[-1] + 1, 2)) and len(calls) == 2

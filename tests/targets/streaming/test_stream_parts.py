@@ -94,3 +94,20 @@ def test_errors_name_the_part() -> None:
 def test_wrong_arguments(target: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(TypeError, match=words):
         sgmcmc.draw_pool(target, START, **options)
+
+
+SHIFT = [0.0]
+
+
+def shifted_part(i: int) -> sgmcmc.StreamedLogProb:
+    return make_part(i, memory=10**6, x=X + np.float32(SHIFT[0]))
+
+
+def test_workers_read_the_data_of_each_call_anew() -> None:
+    """Within a call they keep what they have made of a part."""
+    pytest.importorskip("cloudpickle")
+    means = []
+    for SHIFT[0] in (0.0, 5.0):
+        pool, _ = sgmcmc.draw_pool(shifted_part, START, num_parts=PARTS, executor=Inline())
+        means.append(float(tf.reduce_mean(pool.rows(tf.range(N))[0])))
+    assert means[1] - means[0] == pytest.approx(5.0, abs=1e-3)

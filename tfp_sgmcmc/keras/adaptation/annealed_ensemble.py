@@ -106,9 +106,9 @@ def left_out_pool(
 def _hashes_and_weights(batches: Iterator[Any], key: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the hashes and the mean weights of all rows."""
     hashes, means, given = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
-    for x, _, weight in batches:
+    for x, y, weight in batches:
         hashes.append(row_hashes(x, key).numpy())
-        means.append(_row_weights(weight, len(hashes[-1])))
+        means.append(_row_weights(y, weight, len(hashes[-1])))
         given += [np.ravel(a) for a in internals.array_leaves(weight)]
     checks.nonnegative_weights("sample_weight", np.concatenate(given or means))
     return np.concatenate(hashes), np.concatenate(means)
@@ -125,7 +125,7 @@ def _rows_with(
     parts = list[tuple[Any, ...]]()
     for x, y, weight in batches:
         hashes = row_hashes(x, key).numpy()
-        each = _row_weights(weight, len(hashes))
+        each = _row_weights(y, weight, len(hashes))
         chosen = np.flatnonzero(np.isin(hashes, wanted) & (each != 0))
         if len(chosen):
             parts.append(_taken((hashes, x, y, each), chosen))
@@ -143,11 +143,19 @@ def _taken(nest: Any, rows: np.ndarray) -> Any:
     return internals.map_arrays(lambda a: np.asarray(a)[rows], nest)
 
 
-def _row_weights(weight: Any, num_rows: int) -> np.ndarray:
-    """Returns the mean weight of each row over outputs and places, 1 without weights."""
-    arrays = internals.array_leaves(weight)
-    means = [np.reshape(a, [num_rows, -1]).mean(axis=1) for a in arrays]
-    return np.mean(means, axis=0) if means else np.ones(num_rows)
+def _row_weights(y: Any, weight: Any, num_rows: int) -> np.ndarray:
+    """Returns the mean of each row's weights that are not 0, over places and then outputs.
+
+    It is 1 without weights, and 0 if all of them are.
+    """
+
+    def mean(x: np.ndarray) -> np.ndarray:
+        return x.sum(axis=1) / np.maximum(np.count_nonzero(x, axis=1), 1)
+
+    means = [mean(np.reshape(a, [num_rows, -1])) for a in internals.array_leaves(weight)]
+    if not means or internals.has_unweighted_targets(y, weight):
+        means.append(np.ones(num_rows))
+    return mean(np.stack(means, axis=1))
 
 
 def _joined(nests: Sequence[Any]) -> Any:

@@ -177,6 +177,11 @@ class RingBuffer:
         """
         if num_kept == num_taken:
             return [], np.zeros([0], np.int64), np.zeros([0])
+        if num_kept - num_taken > self._num_slots:
+            raise ValueError(
+                f"The {self._num_slots} last samples alone are left, of {num_kept - num_taken} new "
+                "ones, because a fit was interrupted while it took them. Make a new callback."
+            )
         rings = [ring.numpy() for ring in self._rings]
         steps, step_sizes, *values = self._packing.unpack(rings)
         slots = np.arange(num_taken, num_kept) % self._num_slots

@@ -128,6 +128,8 @@ def _initializers(model: keras.Model) -> dict[int, Any]:
     found = {}
     for layer in internals.layers(model):
         for variable in layer.trainable_variables:
+            if variable.name == "bias" and getattr(layer, "unit_forget_bias", False):
+                continue  # its initializer is none of the attributes
             name = variable.name  # the initializer of a recurrent_kernel is recurrent_initializer
             # A depthwise convolution calls its depthwise_kernel "kernel".
             others = ["depthwise"] if name == "kernel" else []

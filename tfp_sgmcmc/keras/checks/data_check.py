@@ -122,7 +122,7 @@ def _has_density(model: keras.Model, outputs: Any) -> bool:
     """Returns whether a loss is the likelihood of a continuous law, whose targets are no counts."""
     flat = keras.tree.flatten(outputs)
     laws = [
-        loss.distribution(flat[place])
+        loss.distribution(tf.cast(flat[place], loss.dtype))
         for place, loss in compiled_loss.placed_losses(model, outputs)
         if isinstance(loss, NegativeLogLikelihood)
     ]

@@ -268,8 +268,11 @@ def _of_py_dataset(
         number = dataset.num_batches
         if not number:
             return None
-        last = take() if number == 1 else _unpacked(standardized(dataset[number - 1]))
-        return (number - 1) * array_leaves(take())[0].shape[0] + array_leaves(last)[0].shape[0]
+        first, between, last = (
+            len(array_leaves(_unpacked(standardized(dataset[i])) if i else take())[0])
+            for i in (0, (number - 1) // 2, number - 1)
+        )
+        return (number - 1) * first + last if between == first else None  # of other lengths
 
     kind, number = f"a PyDataset, {type(dataset).__name__}", dataset.num_batches
 
@@ -351,8 +354,13 @@ def _of_tf_data(dataset: tf.data.Dataset, num_batches: int | None) -> Source:
             sizes.append(int(tf.shape(array_leaves(batch)[0])[0]))
         return sizes
 
+    names = [name for name, _ in steps]
+    batched = next((i for i, name in enumerate(names) if name.endswith("Batch")), 0)
+    # The short batch may then be anywhere.
+    is_mixed = "Concatenate" in kinds or any("Shuffle" in name for name in names[:batched])
+
     def count() -> int | None:
-        if is_uncounted:
+        if is_uncounted or (is_mixed and can_pass):
             return sum(all_sizes()) or None
         number = cardinality
         if number < 1 or repeats:

@@ -10,6 +10,7 @@ Keras used here, and why:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -54,6 +55,7 @@ _FUNCTION = "or with a function such as lambda y, f: 0.5 * (y - f)**2 / sigma**2
 # Advice on a better loss, by the first of these parts that occurs in the name of a loss.
 _ADVICE = {
     "focal": _CROSSENTROPY,
+    "cross_entropy": _CROSSENTROPY,
     "hinge": _CROSSENTROPY,
     "dice": _NO_LIKELIHOOD,
     "tversky": _NO_LIKELIHOOD,
@@ -128,8 +130,7 @@ def check_probabilities(model: keras.Model, outputs: Any) -> None:
         if kind.from_logits:
             continue
         p = np.asarray(keras.ops.convert_to_numpy(flat[place]), np.float64)
-        given = tf.as_dtype(model.compute_dtype).as_numpy_dtype
-        error = float(np.spacing(given(1))) ** 0.5  # what rounding may do to a sum of many
+        error = internals.resolution(model) ** 0.5  # what rounding may do to a sum of many
         if p.size and (p.min() < -error or p.max() > 1 + error):
             received = f"outputs from {p.min():.3g} to {p.max():.3g}"
             raise ValueError(_wrong_outputs("probabilities", received))
@@ -233,16 +234,19 @@ def _function_of_keras(loss: Any) -> Any:
     return fn if getattr(fn, "__module__", "").startswith("keras.") else None
 
 
+def _evaluated(loss: Any) -> tuple[Any, dict[str, Any]]:
+    """Returns the function that a loss evaluates, also one of the user, and its arguments."""
+    fn, arguments = getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {})
+    while isinstance(fn, functools.partial):
+        fn, arguments = fn.func, {**fn.keywords, **arguments}
+    return fn, arguments
+
+
 def negative_log_likelihoods(
     model: keras.Model, y: Any, outputs: Any, sample_weight: Any = None
 ) -> tf.Tensor:
     """Returns the compiled loss of each example, shape `[rows]`, whatever its reduction."""
     return _call_compiled(model, y, outputs, sample_weight, _by_example)
-
-
-def loss_weights(model: keras.Model) -> Any:
-    """Returns the `loss_weights` that a model was compiled with, or None."""
-    return model._compile_loss._user_loss_weights
 
 
 def labels(model: keras.Model, y: Any, outputs: Any) -> dict[int, Any]:
@@ -262,7 +266,7 @@ def _call_compiled(
     model: keras.Model, y: Any, outputs: Any, weight: Any, wrap: Callable[[Any], LossFn]
 ) -> tf.Tensor:
     """Returns the weighted sum over outputs of `wrap(loss)(y_true, y_pred, weight)`."""
-    compiled = _shallow_copy(model._compile_loss)
+    compiled = internals.shallow_copy(model._compile_loss)
     compiled._flat_losses = [e._replace(loss=wrap(e.loss)) for e in compiled._flat_losses]
     # With several outputs, each has a metric of its mean loss, which must not be updated.
     try:
@@ -280,15 +284,15 @@ def _by_example(loss: keras.losses.Loss) -> LossFn:
             f"The loss {type(loss).__name__} overrides __call__, which hides its values for single "
             "examples. Override call(y_true, y_pred) instead."
         )
-    unreduced = _shallow_copy(loss)
+    unreduced = internals.shallow_copy(loss)
     unreduced.reduction = "none"
-    is_mean = _function_of_keras(loss) in _MEANS
+    is_mean = type(loss).call.__module__.startswith("keras.") and _evaluated(loss)[0] in _MEANS
 
     def call(y_true: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
         if sample_weight is not None:
             _check_weights(unreduced(y_true, y_pred).shape, sample_weight.shape, loss.name)
         values = unreduced(y_true, y_pred, sample_weight)
-        if is_mean:  # over the last axis, which is another one if Keras squeezes the outputs
+        if is_mean:  # over an axis that is last after a squeeze
             averaged = tf.maximum(tf.size(y_true), tf.size(y_pred)) / tf.size(values)
             values *= tf.cast(averaged, values.dtype)
         rows = keras.tree.flatten(y_pred)[0].shape[:1]
@@ -349,13 +353,6 @@ def _check_weights(values: tf.TensorShape, weights: tf.TensorShape, name: str) -
         )
 
 
-def _shallow_copy(loss: Any) -> Any:
-    """Copies like `copy.copy`, which serialises a Keras object and so fails for many losses."""
-    copied = object.__new__(type(loss))
-    vars(copied).update(vars(loss))
-    return copied
-
-
 class Classes(NamedTuple):
     """How the compiled crossentropy encodes classes in an output.
 
@@ -379,7 +376,7 @@ def classes(model: keras.Model, outputs: Any) -> dict[int, Classes]:
     """
     found = {}
     for place, loss in placed_losses(model, outputs):
-        fn, arguments = getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {})
+        fn, arguments = _evaluated(loss)
         if fn in _BINARY or fn in _CATEGORICAL:
             found[place] = Classes(
                 axis=None if fn in _BINARY else arguments.get("axis", -1),
@@ -388,12 +385,6 @@ def classes(model: keras.Model, outputs: Any) -> dict[int, Classes]:
                 ignored=arguments.get("ignore_class"),
             )
     return found
-
-
-def at_places(outputs: Any, values: dict[int, Any]) -> Any:
-    """Returns a nest like `outputs` with `values` at their places and None elsewhere."""
-    count = len(keras.tree.flatten(outputs))
-    return keras.tree.pack_sequence_as(outputs, [values.get(i) for i in range(count)])
 
 
 def activate(model: keras.Model, outputs: Any) -> Any:

@@ -5,6 +5,7 @@ pass would assign. Only this file, `compiled_loss.py` and `data/training_data.py
 of Keras. The names used here, and why:
 
   `Model._compile_loss`: shows whether a loss was compiled, and computes the reported loss;
+  its `_user_loss_weights`: the argument of `compile`;
   `Model._compile_metrics`: changes with every `compile`, as `_compile_loss` does;
   `Model._symbolic_build`: creates the variables of model, loss and metrics before the first step;
   `Model._loss_tracker`: the metric that reports `loss`;
@@ -196,7 +197,10 @@ def activation_name(output: Any) -> str | None:
     known = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Activation, *CONVOLUTIONS)
     if not isinstance(layer, known):
         return None
-    return "linear" if layer.activation is None else getattr(layer.activation, "__name__", None)
+    name = "linear" if layer.activation is None else getattr(layer.activation, "__name__", None)
+    if name == "linear" and isinstance(layer, keras.layers.Activation):  # as of a last cast
+        return activation_name(layer.input)
+    return name
 
 
 def begin_at_epoch(model: keras.Model, epoch: int | None) -> None:
@@ -213,6 +217,11 @@ def compilation(model: keras.Model) -> tuple[Any, ...]:
         model.run_eagerly,
         model.steps_per_execution,
     )
+
+
+def loss_weights(model: keras.Model) -> Any:
+    """Returns the `loss_weights` that a model was compiled with, or None."""
+    return model._compile_loss._user_loss_weights
 
 
 def compiled_loss(model: keras.Model) -> Any:
@@ -233,17 +242,32 @@ def with_loss(model: keras.Model, loss: Any) -> Generator[None]:
 def build(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
     """Creates the variables that `fit` would create at a first batch of these shapes."""
 
-    def known(array: Any) -> Any:  # Keras builds no model from strings of NumPy
+    def known(array: Any) -> Any:  # Keras builds no model from strings of NumPy, or of pandas
+        array = array.to_numpy() if hasattr(array, "to_numpy") else array
         is_text = isinstance(array, np.ndarray) and array.dtype.kind in "OSU"
         return tf.convert_to_tensor(array) if is_text else array
 
-    x = keras.tree.map_structure(known, x)
+    x, y = keras.tree.map_structure(known, (x, y))
     model._symbolic_build(data_batch=(x, y, sample_weight))
 
 
 def layers(model: keras.Model) -> list[keras.Layer]:
     """Returns the model and all layers within it, outermost first."""
     return list(model._flatten_layers())
+
+
+def has_unweighted_targets(y: Any, sample_weight: Any) -> bool:
+    """Returns whether an output has targets and None for its weights, among others with weights."""
+    targets, weights = keras.tree.flatten(y), keras.tree.flatten(sample_weight)
+    if len(targets) != len(weights):
+        return False
+    return any(w is None and t is not None for t, w in zip(targets, weights, strict=True))
+
+
+def resolution(model: keras.Model) -> float:
+    """Returns the distance of 1 to the next number of the coarsest dtype that a layer computes."""
+    dtypes = {tf.as_dtype(layer.compute_dtype) for layer in layers(model)}
+    return max(float(np.spacing(x.as_numpy_dtype(1))) for x in dtypes if x.is_floating)
 
 
 def has_half_precision(model: keras.Model) -> bool:
@@ -346,6 +370,19 @@ def mask(outputs: tf.Tensor) -> tf.Tensor | None:
 def cast_with_mask(outputs: tf.Tensor, dtype: str) -> tf.Tensor:
     """Returns outputs in another dtype, with their mask."""
     return with_marks(tf.cast(outputs, dtype), {"_keras_mask": {0: mask(outputs)}})
+
+
+def at_places(outputs: Any, values: dict[int, Any]) -> Any:
+    """Returns a nest like `outputs` with `values` at their places and None elsewhere."""
+    count = len(keras.tree.flatten(outputs))
+    return keras.tree.pack_sequence_as(outputs, [values.get(i) for i in range(count)])
+
+
+def shallow_copy(loss: Any) -> Any:
+    """Copies like `copy.copy`, which serialises a Keras object and so fails for many losses."""
+    copied = object.__new__(type(loss))
+    vars(copied).update(vars(loss))
+    return copied
 
 
 def marks(outputs: Any) -> dict[str, dict[int, tf.Tensor]]:

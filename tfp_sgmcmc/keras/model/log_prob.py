@@ -382,8 +382,8 @@ class ModelLogProb(Target):
         assert self.batch is not None  # checked by `estimate`
         rows = self._rows_of_chains
         seen = rows.seen(self.batch[0])
-        if (weighs := _weighs(self.batch[2])) is not None:
-            seen *= weighs
+        if (weighs := _weighs(*self.batch[1:])) is not None:
+            seen *= tf.cast(weighs, seen.dtype)
         counts = replicas.total(tf.reduce_sum(seen, axis=1))
         return [seen, rows.num_seen / (rows.mean_weight * tf.maximum(counts, 1.0))]
 
@@ -401,7 +401,7 @@ class ModelLogProb(Target):
             outputs = with_stored_gradient(outputs)
         each = compiled_loss.negative_log_likelihoods(self._model, y, outputs, sample_weight)
         if seen is None:
-            if forward.losses and (weighs := _weighs(sample_weight)) is not None:
+            if forward.losses and (weighs := _weighs(y, sample_weight)) is not None:
                 rows = tf.reduce_sum(weighs)
         else:
             each *= tf.cast(seen, each.dtype)
@@ -413,10 +413,10 @@ class ModelLogProb(Target):
         return -(nll + tf.cast(rows, nll.dtype) * penalty)
 
 
-def _weighs(sample_weight: Any) -> tf.Tensor | None:
+def _weighs(y: Any, sample_weight: Any) -> tf.Tensor | None:
     """Returns 0 for rows whose weights are all 0, and 1 for others, `[rows]`; None without any."""
     weights = [tf.convert_to_tensor(w) for w in internals.array_leaves(sample_weight)]
-    if not weights:
+    if not weights or internals.has_unweighted_targets(y, sample_weight):
         return None
     flat = [tf.reshape(w != 0, [tf.shape(w)[0], -1]) for w in weights]
     return tf.cast(tf.reduce_any(tf.concat(flat, axis=1), axis=1), keras.config.floatx())

@@ -346,7 +346,8 @@ def _kind(array: Any) -> str:
         return "U" if array.dtype == tf.string else np.dtype(array.dtype.as_numpy_dtype).kind
     if not hasattr(array, "dtype"):  # a table of pandas
         array = np.asarray(array)
-    is_text = array.dtype.kind == "O" and all(isinstance(x, str | bytes) for x in array.flat[:1])
+    first = np.asarray(array).flat[:1]
+    is_text = array.dtype.kind == "O" and all(isinstance(x, str | bytes) for x in first)
     return "U" if is_text or array.dtype.kind == "S" else array.dtype.kind
 
 

@@ -321,7 +321,7 @@ class Evaluator:
             scores[2][place] **= 0.5
         return Evaluation(
             float(np.average(density[counts], weights=weight[counts])),
-            *(compiled_loss.at_places(mean, values) for values in scores),
+            *(internals.at_places(mean, values) for values in scores),
         )
 
     def calibrate(self, samples: SampleArrays, data: batches.Batches) -> TemperatureScaling:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal import checks
-from tfp_sgmcmc.keras.model import compiled_loss, internals
+from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.model.layer_calls import random_rows
 from tfp_sgmcmc.keras.posterior.batches import checked_inputs
 from tfp_sgmcmc.keras.posterior.evaluate import Evaluation
@@ -193,8 +193,7 @@ def check_copy(
     except tf.errors.InvalidArgumentError:
         return
     found = evaluate_copy()
-    dtype = tf.as_dtype(model.compute_dtype).as_numpy_dtype
-    accuracy = float(np.spacing(dtype(1))) ** 0.5
+    accuracy = internals.resolution(model) ** 0.5
     for want, same, got in zip(expected, again, keras.tree.flatten(found), strict=True):
         want, same, got = (np.asarray(x, np.float64) for x in (want, same, got))
         size = np.max(np.abs(want), initial=0, where=np.isfinite(want))
@@ -277,7 +276,7 @@ def distil(
     for epoch in range(epochs):
         rows = order.permutation(len(keras.tree.flatten(x)[0]))
         inputs, labels = keras.tree.map_structure(
-            lambda a, rows=rows: np.asarray(a)[rows],
+            lambda a, rows=rows: _taken(a, rows),
             (x, keras.tree.map_structure(lambda d, e=epoch: d[e], draws)),
         )
         falls = 0.5 * (1 + np.cos(np.pi * epoch / epochs))
@@ -287,6 +286,12 @@ def distil(
         student, student.trainable_variables, [v.numpy()[None] for v in student.trainable_variables]
     )
     return Distilled(student, of_ensemble, alone.evaluate(*validation_data, verbose=0))
+
+
+def _taken(array: Any, rows: np.ndarray) -> Any:
+    """Returns rows of an array; Keras takes strings as tensors alone."""
+    taken = np.asarray(array)[rows]
+    return tf.constant(taken) if taken.dtype.kind in "OSU" else taken
 
 
 def _student(posterior: Posterior, x: Any) -> keras.Model:
@@ -306,10 +311,15 @@ def _student(posterior: Posterior, x: Any) -> keras.Model:
         variable.assign(value)
     for layer in normalizations(student):
         layer.finalize_state()
+    # It learns from the ensemble, in which the prior counts already.
+    for variable in student.trainable_variables:
+        variable.regularizer = None
+    for layer in internals.layers(student):
+        layer.activity_regularizer = None
     student.compile(
         "adam",
         model.loss,
-        loss_weights=compiled_loss.loss_weights(model),
+        loss_weights=internals.loss_weights(model),
         jit_compile=model.jit_compile,
         run_eagerly=model.run_eagerly,
     )

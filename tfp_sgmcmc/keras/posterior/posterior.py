@@ -37,6 +37,7 @@ from tfp_sgmcmc.keras.posterior.summary import (
     plot_predictions,
     summarize,
 )
+from tfp_sgmcmc.sampling.programs import is_same, snapshot
 
 _SHOWN = 20  # variables that are printed
 
@@ -789,8 +790,8 @@ class Posterior:
 
     def _function(self, kind: Callable[..., Any], *arguments: Any) -> Any:
         """Returns `kind(model, variables, *arguments)`, cached until the model is compiled anew."""
-        key = (*arguments, *internals.compilation(self.model))
-        if kind not in self._functions or self._functions[kind][0] != key:
+        key = snapshot((*arguments, *internals.compilation(self.model)))
+        if kind not in self._functions or not is_same(self._functions[kind][0], key):
             self._functions[kind] = key, kind(self.model, self.variables, *arguments)
         return self._functions[kind][1]
 

@@ -205,9 +205,9 @@ class Predictor:
         return PosteriorPrediction(
             mean,
             keras.tree.map_structure(np.sqrt, variance),
-            compiled_loss.at_places(mean, entropies),
-            compiled_loss.at_places(mean, information),
-            compiled_loss.at_places(mean, predictive),
+            internals.at_places(mean, entropies),
+            internals.at_places(mean, information),
+            internals.at_places(mean, predictive),
         )
 
     def _quantiles(
@@ -272,7 +272,7 @@ class Predictor:
             rows = tf.convert_to_tensor(keras.tree.flatten(joint)[place])
             draws = make(rows).sample(seed=random.fold_in(seed, place)).numpy()
             found[place] = draws.reshape(*flat[place].shape[:2], *draws.shape[1:])
-        return compiled_loss.at_places(outputs, found)
+        return internals.at_places(outputs, found)
 
     def _output(self, values: list[tf.Tensor], batch: Any) -> Any:
         forward = internals.forward(self._model, self._variables, values, batch, training=False)

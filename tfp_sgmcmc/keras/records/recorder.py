@@ -125,6 +125,7 @@ class Recorder:
             self._progress = FitProgress(self._progress.fit + 1, 0, self._progress.total_epochs)
         self._epochs_asked, self._begun_at = num_epochs, steps
         if not isinstance(self.samples, StoredSampleLog):
+            self._take_left_samples()
             return None
         if self.chain is None:
             raise ValueError(
@@ -142,6 +143,8 @@ class Recorder:
             self._num_seen = self._begun_at = self.chain.state.status().num_steps
             numbers = checkpoint.restore("place", dict.fromkeys(FitProgress._fields, np.int64(0)))
             self._saved = FitProgress(**{name: int(n) for name, n in numbers.items()})
+        if not is_new:
+            self._take_left_samples()
         if self._progress.fit > self._saved.fit:
             return None
         done = num_epochs if self._progress.fit < self._saved.fit else self._saved.num_epochs
@@ -149,6 +152,11 @@ class Recorder:
             num_epochs=done, total_epochs=self._saved.total_epochs
         )
         return done or None
+
+    def _take_left_samples(self) -> None:
+        """Takes samples that an interrupt left on the device, before a step overwrites them."""
+        if self.chain is not None and self.chain.state.has_run and not self.failed:
+            self._take_samples()
 
     def end_fit(self, is_stopped: bool) -> None:
         """Saves, and releases the directory. A fit that was stopped early counts as completed.
@@ -227,6 +235,11 @@ class Recorder:
           NonFiniteChainError: the loss, its gradient or a sample is NaN or infinite.
           ValueError: the epoch has more than N examples.
         """
+        status = self._take_samples()
+        self._check_rows(status, is_whole=False)
+        return status
+
+    def _take_samples(self) -> Status:
         assert self.chain is not None
         status, rings = self.chain.state.status(), self.chain.rings
         self._num_unseen, self._num_seen = 0, status.num_steps
@@ -243,7 +256,6 @@ class Recorder:
                 self._fail(self.chain, int(steps[num_finite]))
         if not loss_is_finite and self.chain.role != "trial":
             self._fail(self.chain, num_steps)
-        self._check_rows(status, is_whole=False)
         return status
 
     def _commit(self, finish: bool = False) -> None:

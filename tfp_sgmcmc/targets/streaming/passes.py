@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import uuid
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -254,6 +255,7 @@ class StreamParts:
         self.num_parts = 1 if is_whole else integer("num_parts", num_parts, 1)
         self._make = (lambda i: source) if is_whole else functools.cache(source)
         self._source, self.first = source, _checked(self._make(0), 0)
+        self._token = uuid.uuid4().hex
         found, _ = self.run(Size())
         forms = [form for _, form in found]
         if len({*forms}) > 1:
@@ -300,7 +302,8 @@ class StreamParts:
         if self._executor is None:
             return None
         make = pack_call("target", self._source, part)
-        return submit_call(self._executor, pack_call("target", _work_there, make, work, part))
+        call = pack_call("target", _work_there, make, self._token, work, part)
+        return submit_call(self._executor, call)
 
 
 def _checked(target: Any, part: int) -> StreamedLogProb:
@@ -311,11 +314,12 @@ def _checked(target: Any, part: int) -> StreamedLogProb:
     return target
 
 
-def _work_there(make: bytes, work: Any, part: int) -> tuple[Any, int]:
-    """Makes a pass over a part on a worker."""
-    return work(_checked(_kept(make), part), part, lambda count: None)
+def _work_there(make: bytes, token: str, work: Any, part: int) -> tuple[Any, int]:
+    """Makes a pass over a part on a worker, which keeps the target for passes of this token."""
+    return work(_checked(_kept(make, token), part), part, lambda count: None)
 
 
 @functools.lru_cache(maxsize=_MOST_KEPT)
-def _kept(make: bytes) -> Any:
+def _kept(make: bytes, token: str) -> Any:
+    del token  # files may have changed since another one
     return make_call(make)

@@ -1,0 +1,61 @@
+"""Tells whether functions still return what compiled programs were made of.
+
+A program keeps the numbers that its functions read while they were traced. A variable of a notebook
+that a function reads may have another value since.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfp_sgmcmc.internal.nest import State, call_with_state
+from tfp_sgmcmc.targets.base import FullDataLogProb, Target, kept_program
+from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
+from tfp_sgmcmc.targets.validation.gradient_check import log_probs_of_rows
+
+_NUM_ROWS = 3
+_RTOL = 1e-5
+
+
+def have_changed(known: dict[str, Any], log_prob_fn: Any, state: State) -> bool:
+    """Returns whether a log posterior has other values than those in `known`.
+
+    They are evaluated eagerly, at the first `state` that was given.
+    """
+    if not known:
+        known.update(state=state, values=_values(log_prob_fn, state))
+        return False
+    before, now = known["values"], _values(log_prob_fn, known["state"])
+    return len(before) != len(now) or not all(
+        x.shape == y.shape and np.allclose(x, y, rtol=_RTOL, atol=0.0, equal_nan=True)
+        for x, y in zip(before, now, strict=True)
+    )
+
+
+def forget_if_changed(target: Target, state: State) -> None:
+    """Drops the programs of a target whose functions return other values than they did."""
+    known = kept_program(target, "values of its functions", (), dict[str, Any])
+    if have_changed(known, target, state):
+        base: Any = target
+        while isinstance(base, Target):
+            base._programs.clear()
+            base = getattr(base, "target", None)
+
+
+def _values(log_prob_fn: Any, state: State) -> list[np.ndarray]:
+    """Returns log prior and log likelihoods of a few rows, or the log posterior, if known."""
+    while isinstance(getattr(log_prob_fn, "target", None), Target):
+        log_prob_fn = log_prob_fn.target
+    found: Any = ()
+    try:
+        if isinstance(log_prob_fn, MinibatchLogProb):
+            part = log_prob_fn.parts[0]
+            found = log_probs_of_rows(part, min(_NUM_ROWS, part.num_examples))(state)
+        elif isinstance(log_prob_fn, FullDataLogProb) or not isinstance(log_prob_fn, Target):
+            found = call_with_state(log_prob_fn, state)
+    except Exception:  # a likelihood need not take the same rows for all chains
+        return []
+    return [np.asarray(x) for x in tf.nest.flatten(found)]
