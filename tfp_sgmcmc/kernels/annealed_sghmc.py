@@ -62,10 +62,10 @@ class AnnealedSGHMC(StochasticGradientKernel):
     \]
 
     where z is standard normal and t the step. Where Q is above 4 S, g is scaled down so that Q =
-    4 S. S begins with the Q of the first step. This is SGHMC with the step \( h = \sqrt{\ell / N}
-    \), the friction a / h and the momentum \( p = m v / h \), for a posterior with the prior
-    N(0, s w(t)) at the temperature T(t). It takes nothing off for the noise of g, but makes the
-    step small where that noise is large.
+    4 S. S begins with the Q of the first step that is above 0. This is SGHMC with the step
+    \( h = \sqrt{\ell / N} \), the friction a / h and the momentum \( p = m v / h \), for a
+    posterior with the prior N(0, s w(t)) at the temperature T(t). It takes nothing off for the
+    noise of g, but makes the step small where that noise is large.
 
     With a `mass_averaging` \( \gamma \), each mass follows the coordinate's gradients, as in Adam:
 

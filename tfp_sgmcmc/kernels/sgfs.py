@@ -159,7 +159,8 @@ class SGFS(StochasticGradientKernel):
 
     Args:
       target_log_prob_fn: a target whose scores are those of its examples, `MinibatchLogProb`. The
-        scores of `ControlVariate` and `SVRG` are differences, with another covariance.
+        scores of `ControlVariate` and `SVRG` are differences, with another covariance. Those of a
+        `ShardedLogProb` have the covariance within shards, so shards must be random parts.
       step_size: epsilon: a positive number, `[chains...]` tensor or schedule. Or give `alpha`.
       B: the covariance of the injected noise, up to the factor 4 T/epsilon: a positive number, or
         arrays that broadcast with the state parts, for a scalar or diagonal matrix; a
