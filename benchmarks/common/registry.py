@@ -126,7 +126,7 @@ SAMPLERS = (
     RegisteredSampler(
         "CCAdL",
         "CCAdL",
-        "the step of `NOGIN`, with the friction ξ ← ξ + h/μ (p·(p + h/2 g)/D − T)",
+        "the step of `NOGIN` with noise for A, and the friction ξ ← ξ + h/μ (p·(p + h/2 g)/D − T)",
         "gradient noise that changes with θ",
         lambda target, h, friction, noise, c: sgmcmc.CCAdL(target, h, friction, c),
         uses_covariance=True,
