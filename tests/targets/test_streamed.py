@@ -572,3 +572,25 @@ def test_the_epoch_of_blocks_is_checked(epoch: Any) -> None:
     of = of_blocks(lambda: np.split(ROWS, 4))
     with pytest.raises((TypeError, ValueError), match="epoch must be"):
         next(of.blocks(100, epoch))
+
+
+def test_a_traced_chain_takes_the_first_batches() -> None:
+    """As with `tfp.mcmc.sample_chain` in a function, which no feed supplies with others."""
+    data = np.random.default_rng(0).normal(1.0, 1.0, size=[100]).astype(np.float32)
+    target = sgmcmc.StreamedLogProb(
+        lambda t: -0.5 * t**2,
+        lambda t, x: -0.5 * (x - t[..., None]) ** 2,
+        tf.data.Dataset.from_tensor_slices(data).batch(10),
+        100,
+    )
+    kernel, options = sgmcmc.SGLD(target, 1e-3), dict(trace_fn=None, seed=[0, 1])
+    run = tf.function(
+        lambda state: tfp.mcmc.sample_chain(20, state, kernel=kernel, **options), autograph=False
+    )
+    traced, eager = (
+        run(tf.zeros([2])),
+        tfp.mcmc.sample_chain(20, tf.zeros([2]), kernel=kernel, **options),
+    )
+    np.testing.assert_allclose(traced, eager, rtol=1e-5)
+    with pytest.raises(ValueError, match="seed must be None for a StreamedLogProb"):
+        sgmcmc.diagnostics.gradients_at(target, traced, seed=1)

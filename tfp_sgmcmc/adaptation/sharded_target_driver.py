@@ -140,9 +140,11 @@ def choose_settings(
     settings, given = make_settings(), tf.constant(seed)
     prepared = settings.load(given)
     if prepared is None:
-        prepared = settings.choose(random.split(given, 3)[0], preflight_check)
-        prepared = prepared.with_choices(seed=seed)
-        settings.save(prepared, given)
+        chosen = settings.choose(random.split(given, 3)[0], preflight_check)
+        prepared = settings.load(given)  # of another call that was faster
+        if prepared is None:
+            prepared = chosen.with_choices(seed=seed)
+            settings.save(prepared, given)
     return SharedSettings(prepared.choices, prepared.lines, prepared.flags, prepared.most_results)
 
 

@@ -356,10 +356,8 @@ class SamplingThresholdReducer(PeriodicReducer):
         integer("num_iterations", num_iterations, 1)
 
     def _start(self, state: State, zeros: tf.Tensor) -> SamplingThresholdState:
-        alpha = tf.fill(zeros.shape, tf.constant(float("inf"), zeros.dtype))
-        return SamplingThresholdState(
-            alpha, tf.zeros(zeros.shape, tf.int64), tf.zeros([], tf.int64)
-        )
+        never, counts = zeros + float("inf"), tf.zeros_like(zeros, tf.int64)
+        return SamplingThresholdState(never, counts, tf.zeros([], tf.int64))
 
     def _update(
         self, own: SamplingThresholdState, state: State, results: Any

@@ -198,6 +198,11 @@ def gradients_at(target_log_prob_fn: Any, samples: State, seed: Any = None) -> S
     seed = None if seed is None else random.as_seed(seed)
     if seed is None and isinstance(target, StreamedLogProb):  # one pass over the data for all
         return value_and_gradient(lambda s: call_with_state(target, s), samples)[1]
+    if isinstance(target, StreamedLogProb):
+        raise ValueError(
+            "seed must be None for a StreamedLogProb, whose exact gradients at all samples take "
+            "one pass. Received: a seed, which names minibatches."
+        )
 
     def run(samples: State, seed: Any) -> State:
         numbers = tf.range(tf.nest.flatten(samples)[0].shape[0])

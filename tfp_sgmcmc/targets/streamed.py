@@ -429,7 +429,9 @@ class StreamedLogProb(Target):
             )
         self._warn_of_a_rest()
         self.of_one_batch.bootstrap(state)
-        return StreamState(next(self.reads()), tf.zeros([], tf.int64))
+        with tf.init_scope():  # a traced chain keeps the first ones
+            first = next(self.reads())
+        return StreamState(first, tf.zeros([], tf.int64))
 
     def _warn_of_a_rest(self) -> None:
         """Warns once if steps leave out the last rows of each epoch."""
