@@ -181,7 +181,7 @@ def test_cycles_of_any_length_end_above_zero():
     """In float32 cos(pi r) + 1 is 0 there. Near the end the step is (pi (1 - r) / 2)^2."""
     schedule = Cyclical(1e-3, num_steps=1_000_000, num_cycles=5)
     last = float(schedule(199_999))
-    assert last == pytest.approx(1e-3 * (np.pi / 2 / 200_000) ** 2, rel=1e-5)
+    assert last == pytest.approx(1e-3 * (np.pi / 2 / 200_000) ** 2, rel=1e-5, abs=0)
 
 
 def test_polynomial_decay_with_a_large_power():

@@ -198,7 +198,7 @@ def test_models_of_float64(floatx):
 
 def test_a_function_for_outputs_may_read_a_variable_that_changes():
     divisor = [1.0]
-    model = small_models.linear()
+    model = small_models.linear(jit_compile=False)
     samples = [np.stack([w, w]) for w in model.get_weights()]
     posterior = sgmcmc.keras.Posterior(model, model.trainable_variables, samples)
     x = np.ones([2, 3], np.float32)

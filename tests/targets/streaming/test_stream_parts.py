@@ -107,7 +107,8 @@ def test_workers_read_the_data_of_each_call_anew() -> None:
     """Within a call they keep what they have made of a part."""
     pytest.importorskip("cloudpickle")
     means = []
-    for SHIFT[0] in (0.0, 5.0):
-        pool, _ = sgmcmc.draw_pool(shifted_part, START, num_parts=PARTS, executor=Inline())
-        means.append(float(tf.reduce_mean(pool.rows(tf.range(N))[0])))
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        for SHIFT[0] in (0.0, 5.0):
+            pool, _ = sgmcmc.draw_pool(shifted_part, START, num_parts=PARTS, executor=executor)
+            means.append(float(tf.reduce_mean(pool.rows(tf.range(N))[0])))
     assert means[1] - means[0] == pytest.approx(5.0, abs=1e-3)
