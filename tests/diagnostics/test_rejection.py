@@ -74,7 +74,6 @@ def test_states_that_cannot_be_accepted() -> None:
     np.testing.assert_array_equal(found, [0.0, 1.0, 1.0])
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("every", "jit"), [(3, True), pytest.param(1, False, marks=pytest.mark.slow)]
 )

@@ -91,7 +91,8 @@ def rejection_probability(
     log_ratio = (
         there[0] - here[0] + log_density(state, *there[1:]) - log_density(new_state, *here[1:])
     )
-    log_ratio = tf.where(tf.math.is_nan(log_ratio), -float("inf"), log_ratio)
+    rejected = tf.constant(-float("inf"), log_ratio.dtype)
+    log_ratio = tf.where(tf.math.is_nan(log_ratio), rejected, log_ratio)
     return tf.abs(tf.math.expm1(tf.minimum(log_ratio, 0.0)))
 
 
