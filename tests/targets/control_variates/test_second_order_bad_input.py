@@ -122,10 +122,14 @@ def test_a_relu_network_has_second_derivatives_almost_everywhere() -> None:
     """Two clusters stay on their sides of the units, so order 2 leaves far less noise."""
     side = np.where(np.arange(30) % 2, 1.0, -1.0)[:, None]
     data = {"x": side * [2.0, 1.0] + 0.3 * X, "y": np.where(Y == 1, 0.5 + 0.5 * side[:, 0], Y)}
-    target = sgmcmc.MinibatchLogProb(
-        lambda t: -0.1 * tf.reduce_sum(t**2, axis=-1), relu_network, data, 5, replacement=True
-    )
     start = np.array([1.0, -1.0, 0.5, -0.5, 1.0, -1.0])
+    target = sgmcmc.MinibatchLogProb(  # under a wide prior the mode would lie on a kink
+        lambda t: -5 * tf.reduce_sum((t - start) ** 2, axis=-1),
+        relu_network,
+        data,
+        5,
+        replacement=True,
+    )
     center, report = sgmcmc.find_center(target, start, tolerance=1e-3)
     assert report.converged
     theta = at(center.numpy() + 1e-3, 2000)
