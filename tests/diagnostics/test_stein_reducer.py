@@ -165,7 +165,7 @@ def test_bad_input() -> None:
 
 @pytest.mark.parametrize("reshuffle", ["step", "epoch", "symmetric"])
 def test_another_minibatch_is_not_the_next_of_the_chain(reshuffle: str) -> None:
-    """That of an epoch is left out by the minibatches that the state has seen."""
+    """The state of a target with epochs names its next minibatch, whatever the seed."""
     target = sgmcmc.MinibatchLogProb(
         lambda x: 0.0 * x,
         lambda x, batch: x[..., None] * batch,

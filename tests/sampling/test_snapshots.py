@@ -177,7 +177,9 @@ def test_a_log_posterior_that_has_changed_is_compiled_anew() -> None:
         width[0] = 1.0
         first, same = (sgmcmc.sample_chain(make(), tf.ones([1]), 20, **options) for _ in range(2))
         np.testing.assert_array_equal(first.states, same.states)
-        width[0] = 10.0
+        width[0] = 0.5
+        sgmcmc.sample_chain(make(), tf.ones([1]), 20, **options)
+        width[0] = 10.0  # once more, right after a change
         other = sgmcmc.sample_chain(make(), tf.ones([1]), 20, **options)
         fresh = sgmcmc.sample_chain(copy.deepcopy(make()), tf.ones([1]), 20, **options)
         np.testing.assert_array_equal(other.states, fresh.states)

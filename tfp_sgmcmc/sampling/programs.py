@@ -78,7 +78,6 @@ def kept_loop(
         log_prob_fn = log_prob_fn_of(kernel)
         if log_prob_fn is not None and have_changed(loops.known, log_prob_fn, start.state):
             loops.clear()
-            loops.known.clear()
     else:
         if replicas is None:
             forget_if_changed(target, start.state)

@@ -21,14 +21,12 @@ _RTOL = 1e-5
 
 
 def have_changed(known: dict[str, Any], log_prob_fn: Any, state: State) -> bool:
-    """Returns whether a log posterior has other values than those in `known`.
+    """Returns whether a log posterior has other values than those in `known`, which it replaces.
 
     They are evaluated eagerly, at the first `state` that was given.
     """
-    if not known:
-        known.update(state=state, values=_values(log_prob_fn, state))
-        return False
-    before, now = known["values"], _values(log_prob_fn, known["state"])
+    now = _values(log_prob_fn, known.setdefault("state", state))
+    before, known["values"] = known.get("values", now), now
     return len(before) != len(now) or not all(
         x.shape == y.shape and np.allclose(x, y, rtol=_RTOL, atol=0.0, equal_nan=True)
         for x, y in zip(before, now, strict=True)
@@ -37,12 +35,14 @@ def have_changed(known: dict[str, Any], log_prob_fn: Any, state: State) -> bool:
 
 def forget_if_changed(target: Target, state: State) -> None:
     """Drops the programs of a target whose functions return other values than they did."""
-    known = kept_program(target, "values of its functions", (), dict[str, Any])
+    name = "values of its functions"
+    known = kept_program(target, name, (), dict[str, Any])
     if have_changed(known, target, state):
         base: Any = target
         while isinstance(base, Target):
             base._programs.clear()
             base = getattr(base, "target", None)
+        kept_program(target, name, (), lambda: known)
 
 
 def _values(log_prob_fn: Any, state: State) -> list[np.ndarray]:
