@@ -251,10 +251,16 @@ def convergence(draws: np.ndarray) -> Convergence:
     # Chains that have stopped give NaN.
     rhat = np.nan_to_num(rank_normalized_rhat(x), nan=np.inf).max()
     sizes = np.nan_to_num([effective_sample_size(x, kind) for kind in ("bulk", "tail")], nan=1.0)
-    # Chains that never met have few effective draws, and must not be excused by that.
-    ess = max(sizes.min(), 0.25 * num_results * num_chains)
-    limit = rhat_limit(num_chains, x.shape[-1], ess)
+    limit = limit_of_chains(num_results, num_chains, x.shape[-1], sizes.min())
     return Convergence(float(rhat), float(sizes.min()), float(np.median(sizes)), limit)
+
+
+def limit_of_chains(num_results: int, num_chains: int, num_entries: int, ess: float) -> float:
+    """Returns `Convergence.limit`.
+
+    Chains that never met have few effective draws, and must not be excused by that.
+    """
+    return rhat_limit(num_chains, num_entries, max(ess, 0.25 * num_results * num_chains))
 
 
 class GradientFit(NamedTuple):

@@ -22,12 +22,11 @@ from tfp_sgmcmc.adaptation.draw_checks import (
     flags_of_convergence,
     flags_of_spacing,
 )
-from tfp_sgmcmc.adaptation.pilot import Convergence
+from tfp_sgmcmc.adaptation.pilot import Convergence, limit_of_chains
 from tfp_sgmcmc.adaptation.settings import Choices, settled
 from tfp_sgmcmc.adaptation.settings_file import rebuild
 from tfp_sgmcmc.adaptation.target_arguments import check_target
 from tfp_sgmcmc.adaptation.target_driver import TargetSettings, tell, tell_and_warn
-from tfp_sgmcmc.diagnostics.convergence import rhat_limit
 from tfp_sgmcmc.internal.checks import a_type
 from tfp_sgmcmc.internal.extras import Workers, check_executor, pack_call, submit_call
 from tfp_sgmcmc.sampling.result import Explanation, Flag, SampleResult
@@ -245,7 +244,5 @@ def _flags_of_all(result: ShardedResult, goal: float) -> list[Flag]:
         return []
     ess, rhat = sizes[varies].min(), rhats[varies].max()
     chains = num_chains_of(result)
-    # Chains that never met have few effective draws, and must not be excused by that.
-    least = max(ess, 0.25 * result.num_results * chains)
-    limit = rhat_limit(chains, int(varies.sum()), least)
+    limit = limit_of_chains(result.num_results, chains, int(varies.sum()), ess)
     return flags_of_convergence(Convergence(float(rhat), float(ess), float(ess), limit), goal)

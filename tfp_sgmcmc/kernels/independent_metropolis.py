@@ -200,10 +200,7 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
         size = self._parameters["block_size"]
         return IndependentMetropolisResults(
             target_log_prob=log_prob,
-            log_weight=tf.where(
-                tf.math.is_nan(log_prob), tf.constant(-np.inf, log_prob.dtype), log_prob
-            )
-            - proposals.log_prob(self._whitened(flat)),
+            log_weight=_without_nan(log_prob) - proposals.log_prob(self._whitened(flat)),
             is_accepted=tf.ones_like(log_prob, tf.bool),
             proposals=tf.zeros([size, *sizes_of(flat)], flat.dtype),
             log_probs=tf.zeros([size, *sizes_of(log_prob)], log_prob.dtype),
@@ -255,9 +252,7 @@ class IndependentMetropolis(tfp.mcmc.TransitionKernel):
         proposals, log_q = _Proposals(*(fields[x] for x in _Proposals._fields)).draw(shape, seed)
         flat = tf.reshape(proposals, [-1, proposals.shape[-1]])
         states = unflatten_events(flat, state, like.shape.rank - 1)
-        log_probs = tf.reshape(self.target.log_prob_of_many(states), shape[:-1])
-        nowhere = tf.constant(-np.inf, log_probs.dtype)
-        log_probs = tf.where(tf.math.is_nan(log_probs), nowhere, log_probs)
+        log_probs = _without_nan(tf.reshape(self.target.log_prob_of_many(states), shape[:-1]))
         return proposals, log_probs, log_probs - log_q
 
     def _proposals(self, dtype: tf.DType) -> _Proposals:
@@ -376,3 +371,8 @@ def defensive_normal_log_prob_at(square: tf.Tensor, dim: int, tail_share: tf.Ten
     )
     pair = tf.math.log1p(-tail_share) + of_normal, tf.math.log(tail_share) + of_tails
     return tf.reduce_logsumexp(tf.stack(pair), axis=0)
+
+
+def _without_nan(log_prob: tf.Tensor) -> tf.Tensor:
+    """Returns the log posterior, -infinity where it is NaN."""
+    return tf.where(tf.math.is_nan(log_prob), tf.constant(-np.inf, log_prob.dtype), log_prob)

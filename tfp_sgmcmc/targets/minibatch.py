@@ -223,8 +223,13 @@ class MinibatchLogProb(ModelTarget):
           ValueError: `joint` has a batch shape, or a default bijector that does not reach every
             value.
         """
+        return cls._of_joint(joint, log_likelihood_fn, data, batch_size, **options)
+
+    @classmethod
+    def _of_joint(cls, joint: Any, log_likelihood_fn: Any, *args: Any, **options: Any) -> Self:
+        """Returns a target of this class, whose further arguments are `args`."""
         prior, bijector = bijectors.prior_and_bijector(joint, options)
-        target = cls(prior, log_likelihood_fn, data, batch_size, bijector=bijector, **options)
+        target = cls(prior, log_likelihood_fn, *args, bijector=bijector, **options)
         target.initial_state = bijectors.median_start(joint.sample, joint.log_prob, target)
         return target
 

@@ -20,7 +20,6 @@ from tfp_sgmcmc.internal.nest import (
 from tfp_sgmcmc.internal.replicas import current, device_scope, gathered, total
 from tfp_sgmcmc.internal.xla import traced
 from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
-from tfp_sgmcmc.targets.bijectors import median_start, prior_and_bijector
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.model_target import ModelTarget
 from tfp_sgmcmc.targets.stratified import Strata, StratifiedLogProb, load_shards
@@ -184,10 +183,7 @@ class ShardedLogProb(MinibatchLogProb):
           *args: the class's arguments from `load_shard` on.
           **options: the class's keywords, without `bijector`.
         """
-        prior, bijector = prior_and_bijector(joint, options)
-        target = cls(prior, log_likelihood_fn, *args, bijector=bijector, **options)
-        target.initial_state = median_start(joint.sample, joint.log_prob, target)
-        return target
+        return cls._of_joint(joint, log_likelihood_fn, *args, **options)
 
     @property
     def num_replicas(self) -> int:

@@ -242,13 +242,15 @@ def with_loss(model: keras.Model, loss: Any) -> Generator[None]:
 def build(model: keras.Model, x: Any, y: Any, sample_weight: Any) -> None:
     """Creates the variables that `fit` would create at a first batch of these shapes."""
 
-    def known(array: Any) -> Any:  # Keras builds no model from strings of NumPy, or of pandas
-        array = array.to_numpy() if hasattr(array, "to_numpy") else array
-        is_text = isinstance(array, np.ndarray) and array.dtype.kind in "OSU"
-        return tf.convert_to_tensor(array) if is_text else array
-
-    x, y = keras.tree.map_structure(known, (x, y))
+    x, y = keras.tree.map_structure(text_as_tensor, (x, y))
     model._symbolic_build(data_batch=(x, y, sample_weight))
+
+
+def text_as_tensor(array: Any) -> Any:
+    """Returns a tensor in place of strings of NumPy or pandas, of which Keras takes none."""
+    array = array.to_numpy() if hasattr(array, "to_numpy") else array
+    is_text = isinstance(array, np.ndarray) and array.dtype.kind in "OSU"
+    return tf.convert_to_tensor(array) if is_text else array
 
 
 def layers(model: keras.Model) -> list[keras.Layer]:

@@ -276,7 +276,7 @@ def distil(
     for epoch in range(epochs):
         rows = order.permutation(len(keras.tree.flatten(x)[0]))
         inputs, labels = keras.tree.map_structure(
-            lambda a, rows=rows: _taken(a, rows),
+            lambda a, rows=rows: internals.text_as_tensor(np.asarray(a)[rows]),
             (x, keras.tree.map_structure(lambda d, e=epoch: d[e], draws)),
         )
         falls = 0.5 * (1 + np.cos(np.pi * epoch / epochs))
@@ -286,12 +286,6 @@ def distil(
         student, student.trainable_variables, [v.numpy()[None] for v in student.trainable_variables]
     )
     return Distilled(student, of_ensemble, alone.evaluate(*validation_data, verbose=0))
-
-
-def _taken(array: Any, rows: np.ndarray) -> Any:
-    """Returns rows of an array; Keras takes strings as tensors alone."""
-    taken = np.asarray(array)[rows]
-    return tf.constant(taken) if taken.dtype.kind in "OSU" else taken
 
 
 def _student(posterior: Posterior, x: Any) -> keras.Model:

@@ -151,14 +151,11 @@ def posterior_product(
         def rows(data: Any, i: tf.Tensor) -> Any:
             return tf.nest.map_structure(lambda x: tf.gather(x, i), data)
 
-    elif isinstance(target, ShardedLogProb):
-        most = max(target.batch_size, _MOST_BYTES // max(1, target.row_bytes))
-        return _product_of_estimate(
-            target.with_most(min(max_examples, most)), state, seed, (), f" of {max_examples}"
-        )
     elif isinstance(target, MinibatchLogProb):
         most = max(target.batch_size, _MOST_BYTES // max(1, target.row_bytes))
         size = min(total, max_examples, most)
+        if isinstance(target, ShardedLogProb):
+            return _product_of_estimate(target.with_most(size), state, seed, (), f" of {size}")
         data = tf.range(size)
         if size < total:
             data = random.permuted_indices(seed, data, total)
