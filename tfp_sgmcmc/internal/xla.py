@@ -143,9 +143,8 @@ def by_blocks(
 
     All blocks have one shape, so the program is traced once. The last is filled with its last row.
     """
-    padded = np.pad(rows, [(0, -len(rows) % size), (0, 0)], mode="edge")
-    blocks = np.split(padded, len(padded) // size)
-    found = zip(*(program(tf.constant(block, dtype)) for block in blocks), strict=True)
+    places = np.minimum(np.arange(len(rows) + -len(rows) % size), len(rows) - 1).reshape(-1, size)
+    found = zip(*(program(tf.constant(rows[block], dtype)) for block in places), strict=True)
     return [np.concatenate(parts)[: len(rows)] for parts in found]
 
 
