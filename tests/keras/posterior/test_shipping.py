@@ -497,6 +497,30 @@ def test_a_distilled_network_has_the_loss_weights_of_the_model():
                                model.evaluate(x, y, verbose=0)[0], rtol=1e-5)  # fmt: skip
 
 
+@pytest.mark.parametrize("nest", [dict, list])
+def test_an_output_without_a_loss_has_no_observations(nest):
+    """Labels leave it out, and draws of it are None."""
+    inputs = keras.Input([2])
+    seen = keras.layers.Dense(3, activation="tanh")(inputs)
+    outputs = {"y": keras.layers.Dense(1)(seen), "seen": seen}
+    loss, labels = sgmcmc.keras.losses.GaussianNLL(scale=1.0), np.ones([8, 1], np.float32)
+    given = {"y": labels}
+    if nest is list:
+        outputs, loss, given = [*outputs.values()], [loss, None], [labels]
+    else:
+        loss = {"y": loss}
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", loss=loss)
+    samples = [np.stack([w, w]) for w in model.get_weights()]
+    posterior = sgmcmc.keras.Posterior(model, model.trainable_variables, samples)
+    x = np.ones([8, 2], np.float32)
+    draws = posterior.sample_predictive(x, 5, seed=0)
+    draws = [draws["y"], draws["seen"]] if nest is dict else draws
+    assert draws[0].shape == (5, 8, 1) and draws[1] is None
+    found = posterior.distil(x, (x, given), epochs=2, batch_size=4, seed=0)
+    assert np.isfinite(found.nats_lost)
+
+
 def test_a_distilled_network_has_no_prior_of_its_own():
     """A regulariser counts in the ensemble that it learns from."""
     dense = keras.layers.Dense(

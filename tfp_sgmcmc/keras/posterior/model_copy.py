@@ -275,13 +275,15 @@ def distil(
     order = np.random.default_rng(seed.numpy().view(np.uint32).tolist())
     for epoch in range(epochs):
         rows = order.permutation(len(keras.tree.flatten(x)[0]))
-        inputs, labels = keras.tree.map_structure(
+        inputs, labels = internals.map_arrays(
             lambda a, rows=rows: internals.text_as_tensor(np.asarray(a)[rows]),
-            (x, keras.tree.map_structure(lambda d, e=epoch: d[e], draws)),
+            (x, internals.map_arrays(lambda d, e=epoch: d[e], draws)),
         )
         falls = 0.5 * (1 + np.cos(np.pi * epoch / epochs))
         student.optimizer.learning_rate = 1e-3 * falls
         student.fit(inputs, labels, batch_size=batch_size, shuffle=False, verbose=0)
+    # The loss keeps the nest of the labels that it was given first, which those of users may lack.
+    _compile(student, model, student.optimizer)
     alone = type(posterior)(
         student, student.trainable_variables, [v.numpy()[None] for v in student.trainable_variables]
     )
@@ -310,11 +312,15 @@ def _student(posterior: Posterior, x: Any) -> keras.Model:
         variable.regularizer = None
     for layer in internals.layers(student):
         layer.activity_regularizer = None
+    _compile(student, model, "adam")
+    return student
+
+
+def _compile(student: keras.Model, model: keras.Model, optimizer: Any) -> None:
     student.compile(
-        "adam",
+        optimizer,
         model.loss,
         loss_weights=internals.loss_weights(model),
         jit_compile=model.jit_compile,
         run_eagerly=model.run_eagerly,
     )
-    return student

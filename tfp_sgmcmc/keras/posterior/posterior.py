@@ -216,7 +216,8 @@ class Posterior:
         Each draw takes one sample of the weights for all rows, and then an observation of each row.
         Samples are taken by systematic resampling: sample s comes floor(n w_s) or ceil(n w_s) times
         in n draws, so that with equal weights and as many draws as samples each comes once.
-        Crossentropies give classes, in the form of their labels.
+        Crossentropies give classes, in the form of their labels. An output without a loss, beside
+        others that have one, has no observations and gives None.
 
         Examples:
           >>> import keras, numpy as np

@@ -254,25 +254,27 @@ class Predictor:
                 taken = keras.tree.map_structure(lambda y: samples.flat(y)[chosen], outputs)
                 parts.append(self._draws_of(taken, random.fold_in(each, len(parts))))
                 tick(done / len(block))
-        return sample_loops.joined(parts, axis=1)
+        return internals.at_places(outputs, sample_loops.joined(parts, axis=1))
 
-    def _draws_of(self, outputs: Any, seed: tf.Tensor) -> Any:
-        """Returns draws, given outputs `[num_draws, rows, ...]`."""
+    def _draws_of(self, outputs: Any, seed: tf.Tensor) -> dict[int, np.ndarray]:
+        """Returns draws by place of the output, given outputs `[num_draws, rows, ...]`."""
         flat = keras.tree.flatten(outputs)
         joint = keras.tree.map_structure(lambda y: y.reshape(-1, *y.shape[2:]), outputs)
         observed = likelihoods.of_draws(self._model, joint)
-        if len(observed) < len(flat):
+        losses = {place for place, _ in compiled_loss.placed_losses(self._model, joint)}
+        if not losses or losses - {*observed}:
+            other = f"another loss of output {min(losses - {*observed})}" if losses else "no loss"
             raise ValueError(
                 "Observations can be drawn if the loss of each output is a NegativeLogLikelihood, "
-                "a crossentropy or the Poisson loss of Keras. Received: another loss of output "
-                f"{min({*range(len(flat))} - {*observed})}, without a distribution."
+                "a crossentropy or the Poisson loss of Keras, or if it has none beside others. "
+                f"Received: {other}, without a distribution."
             )
         found = {}
         for place, make in observed.items():
             rows = tf.convert_to_tensor(keras.tree.flatten(joint)[place])
             draws = make(rows).sample(seed=random.fold_in(seed, place)).numpy()
             found[place] = draws.reshape(*flat[place].shape[:2], *draws.shape[1:])
-        return internals.at_places(outputs, found)
+        return found
 
     def _output(self, values: list[tf.Tensor], batch: Any) -> Any:
         forward = internals.forward(self._model, self._variables, values, batch, training=False)
