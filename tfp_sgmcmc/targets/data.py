@@ -58,8 +58,11 @@ def _is_frame(x: Any) -> bool:
     return hasattr(x, "columns") and hasattr(x, "to_numpy") and hasattr(x, "__getitem__")
 
 
-def as_tensor(x: Any, dtype: Any, name: str = "data") -> tf.Tensor:
-    """Returns `x` as a tensor, cast to `dtype` if it is floating and `dtype` is not None."""
+def as_tensor(x: Any, dtype: Any, name: str = "data", text: bool = False) -> tf.Tensor:
+    """Returns `x` as a tensor, cast to `dtype` if it is floating and `dtype` is not None.
+
+    It must hold numbers, or strings if `text`.
+    """
     if isinstance(x, tf.data.Dataset):
         raise TypeError(
             f"{name} must hold arrays. Received: a tf.data.Dataset. "
@@ -83,7 +86,8 @@ def as_tensor(x: Any, dtype: Any, name: str = "data") -> tf.Tensor:
         tensor = tf.convert_to_tensor(x)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise TypeError(f"{name} must hold arrays. Received: {a_type(x)}: {error}") from error
-    if not (tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool):
+    is_number = tensor.dtype.is_floating or tensor.dtype.is_integer or tensor.dtype.is_bool
+    if not is_number and not (text and tensor.dtype == tf.string):
         found, advice = tensor.dtype.name, ""
         if tensor.dtype == tf.string:
             advice = (

@@ -210,9 +210,34 @@ def test_several_inputs_and_chains():
         ({"steps_per_call": 0}, ValueError, "steps_per_call must be .* Received: 0"),
         ({"steps_per_epoch": 1.5}, TypeError, "steps_per_epoch must be .* Received: 1.5"),
         ({"reshuffle": "never"}, ValueError, "reshuffle must be .*Received: 'never'"),
-        ({"x": np.array(["a"] * N)}, TypeError, "dtype string"),
+        ({"y": np.array(["a"] * N)}, TypeError, "y must hold numbers.*dtype string"),
     ],
 )
 def test_bad_data(changes, error, words):
     with pytest.raises(error, match=words):
         sampler().resident(**{"x": X, "y": Y, "batch_size": B, **changes})
+
+
+def test_text_is_drawn_as_its_codes_are():
+    """A layer of the model reads strings, which XLA does not compile."""
+    words, codes = np.array(["no", "yes"] * (N // 2)), np.arange(N) % 2
+    chains = []
+    for x in (words, codes):
+        lookup = keras.layers.StringLookup(vocabulary=["no", "yes"], num_oov_indices=0)
+        read = lookup if x is words else keras.layers.Identity()
+        inputs = keras.Input([], dtype="string" if x is words else "int64")
+        model = keras.Model(
+            inputs, keras.layers.Embedding(2, 1, embeddings_initializer="ones")(read(inputs))
+        )
+        model.compile("sgd", loss=BINARY_CROSSENTROPY)
+        found = sgmcmc.keras.find_step_size(
+            model, x, Y, batch_size=B, prior=tfp.distributions.Normal(0.0, 1.0), verbose=0
+        )
+        chains.append([np.array(found.step_size)])
+        for name in ("data", "resident"):
+            taken = sampler(num_steps_between_results=1, num_burnin_steps=1)
+            data = getattr(taken, name)(x, Y, batch_size=B)
+            model.set_weights([np.ones([2, 1], np.float32)])
+            model.fit(data, epochs=2, verbose=0, callbacks=[taken])
+            chains[-1].extend(np.array(s) for s in taken.samples)
+    assert_close(chains[0], chains[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -106,7 +107,9 @@ class IndependentBatches(keras.utils.PyDataset):
     def __getitem__(self, index: int) -> tuple[Any, ...]:
         self.was_read = True
         rows = self.rows(index)
-        return packed(*internals.map_arrays(lambda a: a[rows], self.arrays))
+        return packed(
+            *internals.map_arrays(lambda a: internals.text_as_tensor(a[rows]), self.arrays)
+        )
 
     def rows(self, index: int) -> np.ndarray:
         """Returns the numbers of the examples of a batch, `[B]`."""
@@ -195,7 +198,7 @@ def training_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[tuple[Any, Any,
     """Returns `(x, y, sample_weight)` as nests of tensors `[N, ...]`, and N.
 
     Floating arrays get Keras' `floatx`. y and weights can be None, as a whole or at some places of
-    their nests.
+    their nests. Inputs may be strings.
 
     Raises:
       TypeError: a leaf is not an array of numbers.
@@ -212,9 +215,10 @@ def training_arrays(x: Any, y: Any, sample_weight: Any) -> tuple[tuple[Any, Any,
             raise ValueError(
                 f"{name} must be an array [N, ...], or a nest of such arrays. Received: {nest!r}."
             )
-        nests.append(
-            internals.map_arrays(lambda a, n=name: as_tensor(a, keras.config.floatx(), n), nest)
+        as_leaf = functools.partial(
+            as_tensor, dtype=keras.config.floatx(), name=name, text=name == "x"
         )
+        nests.append(internals.map_arrays(as_leaf, nest))
     for weights in internals.array_leaves(nests[2]):
         if not np.all(np.isfinite(tf.cast(weights, tf.float64))):
             raise ValueError("sample_weight must have finite entries. Received: NaN or infinity.")
