@@ -12,6 +12,7 @@ from tests.harness.fast_settings import fast_settings
 from tests.harness.sigma import KINDS, PLACES, SIZE, Example, draw_parts, explicit, make, tensors
 from tests.harness.statistics import Rejected, check_covariance
 from tfp_sgmcmc import random
+from tfp_sgmcmc.covariance import matrices
 
 GENERATOR = np.random.default_rng(0)
 CHAINS = [(), pytest.param((3,), marks=pytest.mark.thorough), (2, 2)]
@@ -258,3 +259,21 @@ def test_power_iteration_of_a_sigma_whose_square_overflows() -> None:
         make("full", (2,), noise_scale=scale)[0].power_iteration(v)[0] for scale in (1.0, 1e200)
     )
     np.testing.assert_allclose(large, 1e200 * small.numpy(), rtol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [tf.bfloat16, tf.float16])
+def test_factors_in_half_precision(dtype: Any) -> None:
+    """TensorFlow factorises none of these matrices on a CPU outside XLA."""
+    root = np.random.default_rng(1).normal(size=[3, 3])
+    values, x = np.eye(3) + root @ root.T, np.array([1.0, 2.0, 3.0])
+    made = matrices.DenseMatrix(tf.constant(values, dtype), matrices.Solver("cholesky"))
+    one = tf.ones([3], dtype)
+    solved = made.solve(one, one[0], tf.constant(x, dtype))
+    assert solved.dtype == dtype == made.draw(one, one[0], random.as_seed(0)).dtype
+    error = 10 * 2.0 ** (-7 if dtype == tf.bfloat16 else -10)
+    expected = np.linalg.solve(np.eye(3) + values, x)
+    np.testing.assert_allclose(tf.cast(solved, tf.float64), expected, rtol=error, atol=error)
+    inverse = matrices.inverse_or_diagonal(tf.constant(values, dtype))
+    np.testing.assert_allclose(
+        tf.cast(inverse, tf.float64), np.linalg.inv(values), rtol=error, atol=error
+    )

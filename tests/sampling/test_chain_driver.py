@@ -594,3 +594,23 @@ def test_functions_that_read_a_changed_variable_are_traced_again() -> None:
     check()
     scale = 2.0
     check()
+
+
+@pytest.mark.parametrize(
+    "dtype", [tf.bfloat16, pytest.param(tf.float16, marks=pytest.mark.thorough)]
+)
+def test_a_chain_in_half_precision(dtype: Any) -> None:
+    """Its checks, too: NumPy reads no scalar `bfloat16` tensor."""
+    x = tf.cast(np.random.default_rng(0).normal(size=[20, 2]), dtype)
+    target = sgmcmc.MinibatchLogProb(
+        lambda theta: tf.reduce_sum(-0.5 * theta**2, axis=-1),
+        lambda theta, batch: -0.5 * tf.reduce_sum((batch - theta[..., None, :]) ** 2, axis=-1),
+        data=x,
+        batch_size=10,
+    )
+    kernel = sgmcmc.NOGIN(target, step_size=0.02, covariance="full")
+    options = dict(seed=0, progress_bar=False, jit_compile=False)
+    found = [sgmcmc.sample_chain(kernel, tf.zeros([2], dtype), 20, **options) for _ in range(2)]
+    assert found[0].states.dtype == dtype.as_numpy_dtype
+    draws = [np.asarray(result.states, np.float32) for result in found]
+    assert np.isfinite(draws[0]).all() and (draws[0] == draws[1]).all()

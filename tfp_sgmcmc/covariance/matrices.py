@@ -44,7 +44,7 @@ class Solver(NamedTuple):
         XLA compiles the step, because its factorisations are slow on CPUs and GPUs, or if there are
         more kept rows than entries in one; otherwise a factorisation.
       tolerance: relative norm of the residual at which conjugate gradients stop. None stands for
-        1e-5 in `float32` and 1e-10 in `float64`.
+        1e-5 in `float32`, 1e-10 in `float64` and 1e-2 in half precision.
       max_iterations: number of iterations after which conjugate gradients stop in any case.
       refactor_every: number of steps between the factorisations of `"lagged_cholesky"`, which also
         factorises at steps 1, 2, 4, 8, ..., because averages change fast at first.
@@ -65,7 +65,7 @@ class Solver(NamedTuple):
         self, multiply: Product, rhs: tf.Tensor, precondition: Product
     ) -> tf.Tensor:
         """Solves for every chain. All chains iterate until the last one has converged."""
-        tolerance = self.tolerance or (1e-10 if rhs.dtype == tf.float64 else 1e-5)
+        tolerance = self.tolerance or {tf.float64: 1e-10, tf.float32: 1e-5}.get(rhs.dtype, 1e-2)
         target = tolerance**2 * _dot(rhs, rhs)
 
         def unfinished(i: tf.Tensor, x: tf.Tensor, r: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
@@ -147,13 +147,19 @@ def inverse_or_diagonal(matrix: tf.Tensor) -> tf.Tensor:
     `tf.linalg.inv` takes a QR decomposition in XLA, which is far slower. For a matrix that is not
     positive definite in this precision, it returns the inverse of the diagonal.
     """
-    eye = tf.eye(tf.shape(matrix)[-1], dtype=matrix.dtype)
-    factor = tf.linalg.cholesky(matrix)
-    root = tf.linalg.triangular_solve(factor, eye + tf.zeros_like(matrix))
-    found = tf.matmul(root, root, transpose_a=True)
+    wide = _wide(matrix)
+    eye = tf.eye(tf.shape(matrix)[-1], dtype=wide.dtype)
+    factor = tf.linalg.cholesky(wide)
+    root = tf.linalg.triangular_solve(factor, eye + tf.zeros_like(wide))
+    found = tf.cast(tf.matmul(root, root, transpose_a=True), matrix.dtype)
     is_finite = tf.reduce_all(tf.math.is_finite(found), axis=[-2, -1], keepdims=True)
     diagonal = tf.linalg.diag(tf.math.reciprocal_no_nan(tf.linalg.diag_part(matrix)))
     return tf.where(is_finite, found, diagonal)
+
+
+def _wide(x: tf.Tensor) -> tf.Tensor:
+    """Returns numbers of half precision as `float32`: TensorFlow factorises no others on a CPU."""
+    return tf.cast(x, tf.float32) if x.dtype.size < 4 else x
 
 
 def _dot(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -229,8 +235,9 @@ class DenseMatrix(Matrix):
 
     def solve(self, shift: tf.Tensor, scale: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
         if self._solver.factorises():
-            factor = tf.linalg.cholesky(self.shifted(shift, scale))
-            return tf.linalg.cholesky_solve(factor, x[..., tf.newaxis])[..., 0]
+            factor = tf.linalg.cholesky(_wide(self.shifted(shift, scale)))
+            found = tf.linalg.cholesky_solve(factor, _wide(x)[..., tf.newaxis])[..., 0]
+            return tf.cast(found, x.dtype)
         inverse, diagonal = self._inverse, shift + scale * self.diag_part()
         return self._solver.conjugate_gradient(
             lambda p: shift * p + scale * self.multiply(p),
@@ -242,8 +249,8 @@ class DenseMatrix(Matrix):
         return tf.linalg.diag_part(self._matrix)
 
     def draw(self, shift: tf.Tensor, scale: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        factor = tf.linalg.cholesky(self.shifted(shift, scale))
-        return tf.linalg.matvec(factor, random.normal_like(shift, seed))
+        factor = tf.linalg.cholesky(_wide(self.shifted(shift, scale)))
+        return tf.linalg.matvec(tf.cast(factor, shift.dtype), random.normal_like(shift, seed))
 
     def plus(self, scale: tf.Tensor, matrix: tf.Tensor) -> DenseMatrix:
         """Returns scale V + matrix."""

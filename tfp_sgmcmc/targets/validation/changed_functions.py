@@ -58,4 +58,4 @@ def _values(log_prob_fn: Any, state: State) -> list[np.ndarray]:
             found = call_with_state(log_prob_fn, state)
     except Exception:  # a likelihood need not take the same rows for all chains
         return []
-    return [np.asarray(x) for x in tf.nest.flatten(found)]
+    return [tf.cast(x, tf.float64).numpy() for x in tf.nest.flatten(found)]

@@ -21,6 +21,7 @@ from tfp_sgmcmc.targets.streamed import StreamedLogProb
 from tfp_sgmcmc.targets.validation.step_size_check import Stability, check_approach, check_step
 from tfp_sgmcmc.targets.validation.stream_check import check_stream
 
+_RTOL = {tf.float64: 1e-8, tf.float16: 0.02, tf.bfloat16: 0.1}
 _NUM_ROWS = 3  # another number than that of the chains
 
 
@@ -67,7 +68,9 @@ def check_two_chains(target: MinibatchLogProb, state: State) -> None:
     for name, expected, received in zip(
         ("log_prior_fn", "log_likelihood_fn"), one, found, strict=True
     ):
-        if not np.allclose(received, [expected, expected], rtol=1e-3, atol=1e-3, equal_nan=True):
+        alone, together = (tf.cast(x, tf.float64).numpy() for x in (expected, received))
+        rtol = max(1e-3, _allowed(state, None))
+        if not np.allclose(together, [alone, alone], rtol=rtol, atol=rtol, equal_nan=True):
             raise ValueError(
                 f"{name} must return for each of two equal chains what it returns for one, "
                 f"{expected.numpy()}. Received: {received.numpy()}. Give parameters a last axis "
@@ -202,7 +205,8 @@ def preflight(
     Args:
       target: the target to sample, or a plain callable.
       state: the state at which to check, with leading chain dimensions as in the run.
-      rtol: allowed relative difference in each part; by default 1e-3 (`float64`: 1e-8).
+      rtol: allowed relative difference in each part; by default 1e-3 (`float64`: 1e-8, `float16`:
+        0.02, `bfloat16`: 0.1).
       kernel: the kernel that will sample the target, for the check of its step size. Kernels
         without the methods `largest_stable_step` and `metric_product`, such as the kernels of
         `tfp.mcmc`, are not checked.
@@ -301,7 +305,7 @@ def _compare(
 
 def _allowed(state: State, rtol: float | None) -> float:
     dtype = tf.nest.flatten(state)[0].dtype
-    return rtol if rtol is not None else {tf.float64: 1e-8}.get(dtype, 1e-3)
+    return rtol if rtol is not None else _RTOL.get(dtype, 1e-3)
 
 
 def _by_part(state: State, values: Any) -> dict[str, np.ndarray]:

@@ -258,7 +258,7 @@ def judge_step(kernel: Any, target: Any, state: State, results: Any = None) -> S
     if np.all(np.isinf(limit(1e30))):  # stable at every curvature
         return None
     used = results.step_size
-    entries = np.concatenate([np.ravel(x) for x in tf.nest.flatten(used)])
+    entries = np.concatenate([tf.reshape(x, [-1]).numpy() for x in tf.nest.flatten(used)])
     largest = float(entries.max())
     curvature = largest_curvature(target, state, metric=metric)
     if np.all(entries == largest) or not np.all(np.isfinite(limit(curvature))):
