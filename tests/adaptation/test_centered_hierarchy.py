@@ -283,8 +283,8 @@ def test_nuts_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     starts = typical_starts(target, start, 4, seeds[0].numpy(), jit_compile=False)
     reason = NotNearGaussian("of a test")
     pilot = run_nuts_pilot(target, start, starts, seeds[0], False, reason)
-    sizes = fallback._Run(1000, 4, seeds, False, ["x", "x"])
-    prepared = fallback._nuts(target, pilot, sizes, reason, 0.0)
+    attempt = fallback._Run(target, start, reason, None, 1000, 4, seeds, False, ["x", "x"])
+    prepared = fallback._nuts(pilot, attempt, 0.0)
     options = {"num_chains": None, "trace_fn": prepared.choices.trace_fn, "jit_compile": False}
     options |= {"progress_bar": False, "run": None, "checkpoint_seconds": 60.0}
     options |= {"preflight_check": False, "view": prepared.bijector.forward}

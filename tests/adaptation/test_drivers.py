@@ -122,12 +122,12 @@ def test_a_model_that_xla_cannot_compile_is_sampled_without_it(
     calls, message = [], "Detected unsupported operations when trying to compile graph f[] on XLA: "
     settings = tmp_path / "choices.npz"
 
-    def attempt(*args: Any, run: Any, jit_compile: bool | None, **options: Any) -> str:
-        calls.append(jit_compile)
+    def attempt(call: Any, run: Any, seconds: float) -> str:
+        calls.append(call.jit_compile)
         if run is not None:
             assert not settings.exists()
             settings.touch()
-        if jit_compile is not False:
+        if call.jit_compile is not False:
             raise tf.errors.InvalidArgumentError(None, None, message + "LogMatrixDeterminant (No")
         return "a result"
 

@@ -25,7 +25,7 @@ from tfp_sgmcmc.adaptation.out_of_reach import (
     has_own_parameters,
     other_mode,
 )
-from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
+from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel, SampleCall
 from tfp_sgmcmc.diagnostics.vector_functions import log_prob_of_vectors
 from tfp_sgmcmc.diagnostics.weighted_sample import (
     FIRST_SHARE,
@@ -302,7 +302,7 @@ def test_another_mode_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(target_driver, "sample_nonquadratic", nuts)
     start = tf.zeros([1])
     log_prob = lambda x: tf.reduce_sum(law.log_prob(x), axis=-1)  # noqa: E731
-    settings = target_driver.TargetSettings(log_prob, start, None, None, 1000, 4, None, False)
+    settings = target_driver.TargetSettings(SampleCall(log_prob, start), None)
     prepared = settings.choose(tf.constant([0, 1]), preflight_check=False)
     assert reasons and any("several modes" in flag for flag in prepared.flags)
     near, both = np.random.default_rng(0).standard_cauchy([2, 1000, 4, 1]).astype(np.float32)

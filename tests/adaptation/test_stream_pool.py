@@ -1,5 +1,6 @@
 """`sample` takes data on disk, with nothing chosen, and resumes without reading them again."""
 
+import functools
 import os
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.adaptation import settings_file, target_arguments
 from tfp_sgmcmc.adaptation.hierarchies import prior_scale
 from tfp_sgmcmc.adaptation.kernel_selector import KernelSelector
+from tfp_sgmcmc.adaptation.settings import SampleCall
 from tfp_sgmcmc.targets.laplace.laplace import vector_bijector
 from tfp_sgmcmc.targets.streaming.pooled import Pass, PooledLogProb, PoolReport
 
@@ -23,6 +25,7 @@ X = RNG.normal(size=[N, D]).astype(np.float32)
 Y = (X @ [1.0, -1.0] + RNG.normal(size=N)).astype(np.float32)
 ORDER = np.argsort(Y)
 OPTIONS: dict[str, Any] = dict(seed=1, progress_bar=False, jit_compile=False, min_ess=100)
+quiet = functools.partial(SampleCall, jit_compile=False, progress_bar=False)
 
 
 def stream(
@@ -103,7 +106,7 @@ def test_a_run_goes_on_only_with_the_data_with_which_it_was_begun(
         target = stream(rows, **options)
         target._is_compared = is_compared  # as on a worker of shards
         before = len(reads)
-        found, _ = target_arguments.pool_of(target, tf.zeros([D]), folder, False, False)
+        found, _ = target_arguments.pool_of(quiet(target), tf.zeros([D]), folder)
         return len(reads) - before, found(tf.ones([D])).numpy()
 
     np.save(file, Y)
@@ -157,7 +160,7 @@ def test_the_rows_of_a_run_may_come_in_another_order(tmp_path: Path) -> None:
     (tmp_path / settings_file.FILE).touch()
     for seed in (1, 2):
         rows = tf.data.Dataset.from_tensor_slices({"x": X, "y": Y}).shuffle(N, seed=seed).batch(500)
-        target_arguments.pool_of(stream(rows), tf.zeros([D]), tmp_path, False, False)
+        target_arguments.pool_of(quiet(stream(rows)), tf.zeros([D]), tmp_path)
 
 
 def test_the_exact_quadratic_part_is_no_prior() -> None:

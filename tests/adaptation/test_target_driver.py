@@ -50,7 +50,7 @@ from tfp_sgmcmc.adaptation.langevin import (
     temperature,
 )
 from tfp_sgmcmc.adaptation.pilot import Gradients, convergence, gradient_fit
-from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel
+from tfp_sgmcmc.adaptation.settings import Choices, PreparedKernel, SampleCall
 from tfp_sgmcmc.adaptation.timed_hmc import leapfrog
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.storage import npz
@@ -673,7 +673,7 @@ def test_xla_is_left_out_where_lapack_is_faster(size: int, given: Any, expected:
     one_row = np.ones([1, size], np.float32)
     target = sgmcmc.MinibatchLogProb(tfd.Normal(0.0, 1.0).log_prob, log_likelihood, one_row, 1)
     settings = target_driver.TargetSettings(
-        target, tf.constant(1.0), None, None, 10, 2, given, progress_bar=False
+        SampleCall(target, tf.constant(1.0), 10, num_chains=2, jit_compile=given), None
     )
     assert settings.jit_compile is expected
 
@@ -682,7 +682,7 @@ def test_a_run_goes_on_with_or_without_xla_as_it_began(run: Any, tmp_path: Path)
     """It began without; by itself this model would be compiled."""
     old, new = (
         target_driver.TargetSettings(
-            regression(), tf.zeros([3]), None, folder, 400, 4, None, progress_bar=False
+            SampleCall(regression(), tf.zeros([3]), 400, progress_bar=False), folder
         )
         for folder in (run.directory, tmp_path)
     )

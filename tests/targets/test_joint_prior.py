@@ -12,6 +12,7 @@ import tensorflow_probability as tfp
 import tfp_sgmcmc as sgmcmc
 from tests.harness.fast_settings import fast_settings
 from tests.harness.programs import num_maps
+from tfp_sgmcmc.adaptation.settings import SampleCall
 from tfp_sgmcmc.adaptation.target_arguments import (
     as_problem,
     check_target,
@@ -72,7 +73,7 @@ def test_a_stream_has_the_same_prior_and_start() -> None:
     state = single_state(stream.of_one_batch, None)
     tf.nest.map_structure(np.testing.assert_array_equal, state, target.initial_state)
     np.testing.assert_allclose(stream(**state), target(**state), rtol=1e-6)
-    settings = TargetSettings(stream, None, None, None, 500, 4, False, False)
+    settings = TargetSettings(SampleCall(stream, num_results=500, jit_compile=False), None)
     tf.nest.map_structure(np.testing.assert_array_equal, settings.state, state)
     loaded, _ = sgmcmc.draw_pool(stream)
     np.testing.assert_allclose(loaded(**state), target(**state), rtol=1e-6)

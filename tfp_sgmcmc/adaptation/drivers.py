@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import tensorflow as tf
 import tensorflow_probability as tfp
 
-from tfp_sgmcmc import random
+from tfp_sgmcmc.adaptation.settings import SampleCall
 from tfp_sgmcmc.adaptation.settings_file import forget
 from tfp_sgmcmc.adaptation.sharded_target_driver import (
     KernelGivenError,
@@ -231,40 +231,16 @@ def sample(
     integer("min_ess", min_ess, 1)
     optional(boolean, "jit_compile", jit_compile)
     check_options(num_chains, None, progress_bar, True, preflight_check)
-    options: dict[str, Any] = dict(
-        bijector=bijector,
-        num_chains=num_chains,
-        min_ess=min_ess,
-        progress_bar=progress_bar,
-        preflight_check=preflight_check,
-    )
+    first = target, initial_state, num_results, bijector, num_chains, min_ess
+    call = SampleCall(*first, seed, progress_bar, jit_compile, preflight_check)
     if is_sharded:
-        return sample_target_in_shards(
-            target,
-            initial_state,
-            num_results,
-            chains_per_shard=chains_per_shard,
-            executor=executor,
-            seed=seed,
-            directory=directory,
-            jit_compile=jit_compile is not False,
-            **options,
-        )
+        return sample_target_in_shards(call, chains_per_shard, executor, directory)
     place = as_directory(directory)
+    seconds = 10.0 if place is None else place.seconds_between_commits
     opened = contextlib.nullcontext() if place is None else RunDirectory(place.path, place.resume)
     with opened as run:
-        draw = functools.partial(
-            sample_target,
-            target,
-            initial_state,
-            num_results,
-            seed=None if seed is None else random.as_seed(seed),
-            run=run,
-            checkpoint_seconds=10.0 if place is None else place.seconds_between_commits,
-            **options,
-        )
         try:
-            return draw(jit_compile=jit_compile)
+            return sample_target(call, run, seconds)
         except tf.errors.InvalidArgumentError as error:
             missing = _UNSUPPORTED.search(error.message)
             if jit_compile is False or missing is None:
@@ -276,4 +252,4 @@ def sample(
             )
         if run is not None and not run.has_run:
             forget(run.path)  # the settings of the attempt with XLA
-        return draw(jit_compile=False)
+        return sample_target(call._replace(jit_compile=False), run, seconds)

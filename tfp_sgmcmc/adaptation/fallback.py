@@ -48,9 +48,13 @@ _NO_QUADRATIC = "The run does not use a quadratic at the mode, because {}."
 
 
 class _Run(NamedTuple):
-    """The size of a run, and what all its attempts share.
+    """The problem and the size of a run, and what its attempts share.
 
     Attributes:
+      problem: the target, without a quadratic at its mode.
+      state: a state of one chain.
+      reason: why the quadratic does not help.
+      select: returns a kernel for another problem or start, or raises the reason why it cannot.
       num_results: number of draws of each chain.
       num_chains: number of chains.
       seeds: of the starts and of the pilot.
@@ -58,6 +62,10 @@ class _Run(NamedTuple):
       names: the name of the part of each entry, which non-centred coordinates lose.
     """
 
+    problem: MinibatchLogProb
+    state: State
+    reason: NotNearGaussian
+    select: Select | None
     num_results: int
     num_chains: int
     seeds: Any
@@ -85,12 +93,10 @@ def sample_nonquadratic(
       ValueError: the log posterior is not finite where the pilot goes, or its integral is not.
     """
     seeds = random.split(random.fold_in(seed, 1), 2)
-    run = _Run(num_results, num_chains, seeds, jit_compile, entry_names(state))
+    size = num_results, num_chains, seeds, jit_compile
+    run = _Run(problem, state, reason, select, *size, entry_names(state))
     hierarchy = centered_hierarchy.hierarchy_around(problem, state)
-    if hierarchy is None:
-        prepared = _sampler(problem, state, run, reason, select)
-    else:
-        prepared = _noncentered(problem, state, hierarchy, run, reason, select)
+    prepared = _sampler(run) if hierarchy is None else _noncentered(run, hierarchy)
     flags, most = [*prepared.flags], prepared.most_results or num_results
     if most < num_results:
         flags.append(
@@ -104,33 +110,27 @@ def sample_nonquadratic(
     return dataclasses.replace(prepared, flags=tuple(flags), most_results=most)
 
 
-def _sampler(
-    problem: MinibatchLogProb,
-    state: State,
-    run: _Run,
-    reason: NotNearGaussian,
-    select: Select | None,
-    may_be_centered: bool = True,
-) -> PreparedKernel:
+def _sampler(run: _Run, may_be_centered: bool = True) -> PreparedKernel:
     """Returns NUTS if it takes less than an hour, else NOGIN."""
+    problem, state, reason, select = run[:4]
     num_chains, seed, jit_compile = run.num_chains, run.seeds[0].numpy(), run.jit_compile
 
     def is_slow(seconds: float) -> bool:  # a single example has no minibatches
         total = seconds * _LEAPFROG_STEPS * (run.num_results + 700)
         return problem.num_examples > 1 and total > _MOST_SECONDS
 
-    seconds = _seconds(problem, state, run)
-    if is_slow(seconds) and is_slow(seconds := _compiled_seconds(problem, state, run)):
-        return _nogin(problem, state, run, reason, seconds)
+    seconds = _seconds(run)
+    if is_slow(seconds) and is_slow(seconds := _compiled_seconds(run)):
+        return _nogin(run, seconds)
     starts = typical_starts(problem, state, num_chains, seed, jit_compile)
     if may_be_centered:
         hierarchy = _hierarchy_around_starts(starts, problem, state, seed)
         if hierarchy is not None and hierarchy.entries:
-            return _noncentered(problem, state, hierarchy, run, reason, select)
+            return _noncentered(run, hierarchy)
 
     @functools.cache
     def pilot() -> NUTSPilot:
-        return run_nuts_pilot(problem, state, starts, run.seeds[1], jit_compile, reason)
+        return run_nuts_pilot(problem, state, starts, run.seeds[1], jit_compile, run.reason)
 
     if select is not None and reason.center is not None:
         above = functools.partial(far_above, problem, reason.center, jit_compile)
@@ -139,38 +139,32 @@ def _sampler(
             try:
                 prepared = select(problem, start)
             except NotNearGaussian as error:
-                reason = error
+                run = run._replace(reason=error)
             else:
                 line = (
                     f"The log posterior is higher by {gain:.0f} where chains began or came, so a "
                     "mode was searched for from there."
                 )
                 return dataclasses.replace(prepared, lines=(line, *prepared.lines))
-    return _nuts(problem, pilot(), run, reason, seconds)
+    return _nuts(pilot(), run, seconds)
 
 
-def _noncentered(
-    problem: MinibatchLogProb,
-    state: State,
-    hierarchy: centered_hierarchy.CenteredHierarchy,
-    run: _Run,
-    reason: NotNearGaussian,
-    select: Select | None,
-) -> PreparedKernel:
+def _noncentered(run: _Run, hierarchy: centered_hierarchy.CenteredHierarchy) -> PreparedKernel:
     """Returns a kernel for the non-centred form of a centred hierarchy."""
-    other, at = noncentered(problem, state, hierarchy.entries)
-    prepared = None
+    other, at = noncentered(run.problem, run.state, hierarchy.entries)
+    reason, prepared = run.reason, None
     if hierarchy.is_joint:  # second derivatives of its prior's slopes take longer than NUTS
         reason = NotNearGaussian(
             f"no mode was searched for, as {hierarchy.effects} are correlated", has_shape=False
         )
-    elif select is not None:
+    elif run.select is not None:
         try:
-            prepared = select(other, at)
+            prepared = run.select(other, at)
         except NotNearGaussian as error:
             reason = error
     if prepared is None:
-        prepared = _sampler(other, at, run, reason, None, may_be_centered=False)
+        run = run._replace(problem=other, state=at, reason=reason, select=None)
+        prepared = _sampler(run, may_be_centered=False)
     note = Flag("note", hierarchy.note)
     prepared = dataclasses.replace(prepared, flags=(note, *prepared.flags))
     return prepared.with_choices(noncentered=hierarchy.entries)
@@ -186,15 +180,9 @@ def _hierarchy_around_starts(
     return centered_hierarchy.find_centered_hierarchy(problem, state, around)
 
 
-def _nuts(
-    problem: MinibatchLogProb,
-    pilot: NUTSPilot,
-    run: _Run,
-    reason: NotNearGaussian,
-    seconds: float,
-) -> PreparedKernel:
+def _nuts(pilot: NUTSPilot, run: _Run, seconds: float) -> PreparedKernel:
     """Returns NUTS on all data, started anew: no use is made of the mode that failed."""
-    is_dense = pilot.covariance.ndim == 2
+    problem, reason, is_dense = run.problem, run.reason, pilot.covariance.ndim == 2
     hessian = -inverse(pilot.covariance) if is_dense else -1 / pilot.covariance
     root = root_of_inverse(-hessian) if is_dense else np.sqrt(pilot.covariance)
     affine = Affine(flatten_events(pilot.center, 0).numpy(), root)
@@ -236,11 +224,9 @@ def _nuts(
     )
 
 
-def _nogin(
-    problem: MinibatchLogProb, state: State, run: _Run, reason: NotNearGaussian, seconds: float
-) -> PreparedKernel:
+def _nogin(run: _Run, seconds: float) -> PreparedKernel:
     """Returns NOGIN, which corrects for the noise of minibatches."""
-    center = _center(problem, state)
+    problem, reason, center = run.problem, run.reason, _center(run.problem, run.state)
     flat = flatten_events(center, 0)
     variance = _variances(problem, center)
     start = dispersed_starts(run.num_chains, flat.shape[0], flat.dtype, run.seeds[0])
@@ -324,18 +310,20 @@ def _variances(problem: MinibatchLogProb, center: State) -> np.ndarray:
     return 1 / (1 + total * flatten_events(squares, 0).numpy().astype(np.float64))
 
 
-def _seconds(problem: MinibatchLogProb, state: State, run: _Run) -> float:
+def _seconds(run: _Run) -> float:
     """Returns the time of a gradient of all data at all chains, or more, by a kept program."""
-    at = np.tile(flatten_events(state, 0).numpy(), [run.num_chains, 1])
-    evaluate = value_and_gradient_of_vectors(problem, state, run.jit_compile, in_blocks=False)
+    at = np.tile(flatten_events(run.state, 0).numpy(), [run.num_chains, 1])
+    evaluate = value_and_gradient_of_vectors(
+        run.problem, run.state, run.jit_compile, in_blocks=False
+    )
     with np.errstate(all="ignore"):
         return seconds_of_second(lambda: evaluate(at))
 
 
-def _compiled_seconds(problem: MinibatchLogProb, state: State, run: _Run) -> float:
+def _compiled_seconds(run: _Run) -> float:
     """Returns the time of a gradient of all data at all chains."""
-    chains = tf.nest.map_structure(lambda x: tf.stack([x] * run.num_chains), state)
+    chains = tf.nest.map_structure(lambda x: tf.stack([x] * run.num_chains), run.state)
     gradient = traced(
-        lambda s: value_and_gradient(lambda s: call_with_state(problem, s), s), run.jit_compile
+        lambda s: value_and_gradient(lambda s: call_with_state(run.problem, s), s), run.jit_compile
     )
     return seconds_of_second(lambda: gradient(chains)[0].numpy())

@@ -411,7 +411,6 @@ class LangevinSelector:
             self._runs,
             line,
             noise=self._remainders,
-            sampler="UnderdampedLangevin",
             arguments=arguments,
             batch_size=n,
             stride=chosen.steps_per_draw,

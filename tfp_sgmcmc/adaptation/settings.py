@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -17,6 +17,21 @@ from tfp_sgmcmc.internal.tables import Table, as_html, code_block
 from tfp_sgmcmc.sampling.result import Flag
 from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.targets.control_variates.control_variate import RemainderCovariance
+
+
+class SampleCall(NamedTuple):
+    """The arguments of `sample` that concern the chains, in one process or in shards."""
+
+    target: Any
+    initial_state: Any = None
+    num_results: int = 1000
+    bijector: Any = None
+    num_chains: int = 4
+    min_ess: int = 400
+    seed: Any = None
+    progress_bar: bool | None = None
+    jit_compile: bool | None = None
+    preflight_check: bool = True
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -112,55 +127,39 @@ class Choices:
 
     def program(self) -> list[str]:
         """Returns the lines of a program that makes the same draws of a `MinibatchLogProb`."""
-        first = []
+        lines = []
         if self.noncentered:
-            first = [
+            lines = [
                 "from tfp_sgmcmc.adaptation.hierarchies.noncentering import noncentered",
                 "target, _ = noncentered(target, initial_state, result.choices.noncentered)",
             ]
-        given = ", ".join(f"{k}={v!r}" for k, v in self.arguments.items())
-        steps = (
-            f"seed={[*self.seed]}, num_burnin_steps={self.num_burnin_steps}, "
-            f"num_steps_between_results={self.num_steps_between_results})"
-        )
+        of, module = "z", "sgmcmc" if self.batch_size is not None else "tfp.mcmc"
+        start, bijector = "start", "bijector"
         if self.sampler == "IndependentMetropolis":
-            return [
-                *first,
-                "kernel = sgmcmc.IndependentMetropolis(target, result.choices.center, "
-                f"result.choices.hessian, {given})",
-                "run = sgmcmc.sample_chain(kernel, result.choices.first_state, num_results, "
-                f"{steps}",
-                "draws = result.bijector.forward(run.states)",
-            ]
-        module = "sgmcmc" if self.batch_size is not None else "tfp.mcmc"
-        if self.is_standardized:
-            make = "standardize(target, center, result.choices.hessian)"
-            first += [
+            of, module = "target, result.choices.center, result.choices.hessian", "sgmcmc"
+            start, bijector = "first_state", "result.bijector"
+        elif self.is_standardized:
+            lines += [
                 "from tfp_sgmcmc.adaptation.coordinates import standardize",
                 "center = tf.nest.map_structure(tf.constant, result.choices.center)",
+                "z, bijector = standardize(target, center, result.choices.hessian)",
             ]
         else:
             hessian = "" if self.hessian is None else ", hessian=result.choices.hessian"
-            make = f"sgmcmc.whiten(target, result.choices.center{hessian})"
-        lines = [
-            *first,
-            f"z, bijector = {make}",
-        ]
-        of = "z"
+            lines.append(f"z, bijector = sgmcmc.whiten(target, result.choices.center{hessian})")
         if self.batch_size is not None:
-            dim = self.start.shape[-1]
             lines.append(f"z = z.with_minibatches({self.batch_size})")
         if self.sampler == "UnderdampedLangevin":
-            lines += [
-                f"control = sgmcmc.ControlVariate(z, tf.zeros([{dim}]), order=2, "
-                "importance='pilot')",
-            ]
-            of = "control"
+            zero, of = f"tf.zeros([{self.start.shape[-1]}])", "control"
+            lines.append(f"control = sgmcmc.ControlVariate(z, {zero}, order=2, importance='pilot')")
+        given = ", ".join(f"{k}={v!r}" for k, v in self.arguments.items())
         return [
             *lines,
             f"kernel = {module}.{self.sampler}({of}, {given})",
-            f"run = sgmcmc.sample_chain(kernel, result.choices.start, num_results, {steps}",
-            "draws = bijector.forward(run.states)",
+            f"run = sgmcmc.sample_chain(kernel, result.choices.{start}, num_results, "
+            f"seed={[*self.seed]}, num_burnin_steps={self.num_burnin_steps}, "
+            f"num_steps_between_results={self.num_steps_between_results})",
+            f"draws = {bijector}.forward(run.states)",
         ]
 
 
@@ -267,6 +266,7 @@ def prepare_kernel(
     stride *= pilot.draws_per_sample
     precision = None if found.kind == "hessian" else found.precision
     choices = Choices(
+        sampler=type(kernel).__name__,
         coordinates=found.kind,
         center=tf.nest.map_structure(lambda x: x.numpy(), found.center),
         hessian=None if precision is None else -precision,

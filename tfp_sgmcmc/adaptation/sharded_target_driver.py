@@ -23,7 +23,7 @@ from tfp_sgmcmc.adaptation.draw_checks import (
     flags_of_spacing,
 )
 from tfp_sgmcmc.adaptation.pilot import Convergence, limit_of_chains
-from tfp_sgmcmc.adaptation.settings import Choices, settled
+from tfp_sgmcmc.adaptation.settings import Choices, SampleCall, settled
 from tfp_sgmcmc.adaptation.settings_file import rebuild
 from tfp_sgmcmc.adaptation.target_arguments import check_target
 from tfp_sgmcmc.adaptation.target_driver import TargetSettings, tell, tell_and_warn
@@ -59,20 +59,10 @@ class SharedSettings(NamedTuple):
 
 
 def sample_target_in_shards(
-    target: Any,
-    initial_state: Any,
-    num_results: int,
-    *,
-    bijector: Any,
-    num_chains: int,
+    call: SampleCall,
     chains_per_shard: int | None,
     executor: Any,
-    min_ess: int,
-    seed: Any,
     directory: Directory | str | os.PathLike[str] | None,
-    progress_bar: bool | None,
-    jit_compile: bool,
-    preflight_check: bool,
 ) -> ShardedResult:
     """Samples a target in shards with settings that one worker chooses. See `sample`.
 
@@ -80,36 +70,29 @@ def sample_target_in_shards(
       KernelGivenError: `target` is a function that returns a kernel.
     """
     check_executor(executor)
-    make_target = _make_target(target, executor)
-    size = shard_size(chains_per_shard, num_chains, executor)
+    make_target, jit_compile = _make_target(call.target, executor), call.jit_compile is not False
+    size = shard_size(chains_per_shard, call.num_chains, executor)
     place = as_directory(directory)
     folder = None if place is None else Path(place.path).absolute()
-    seed = open_manifest(folder, "auto" if place is None else place.resume, seed, num_chains, size)
-    if initial_state is not None:
-        initial_state = tree.map_structure(np.asarray, initial_state)
-    options = dict(
-        initial_state=initial_state,
-        bijector=bijector,
-        folder=folder,
-        num_results=num_results,
-        num_chains=num_chains,
-        jit_compile=jit_compile,
-        progress_bar=False,
-    )
-    make_settings = functools.partial(_settings, make_target, options, executor is not None)
+    resume = "auto" if place is None else place.resume
+    seed = open_manifest(folder, resume, call.seed, call.num_chains, size)
+    if call.initial_state is not None:
+        call = call._replace(initial_state=tree.map_structure(np.asarray, call.initial_state))
+    there = call._replace(target=None, seed=None, jit_compile=jit_compile, progress_bar=False)
+    make_settings = functools.partial(_settings, make_target, there, folder, executor is not None)
     if executor is None:
         make_settings = functools.cache(make_settings)
-        shared = choose_settings(make_settings, seed, preflight_check)
+        shared = choose_settings(make_settings, seed, call.preflight_check)
     else:
-        call = pack_call("target", choose_settings, make_settings, seed, preflight_check)
-        shared = Workers(executor).result_of(submit_call(executor, call))
+        packed = pack_call("target", choose_settings, make_settings, seed, call.preflight_check)
+        shared = Workers(executor).result_of(submit_call(executor, packed))
         make_settings = functools.partial(make_settings, is_compared=True)
-    tell(shared.lines, progress_bar)
+    tell(shared.lines, call.progress_bar)
     choices = shared.choices
     result = sample_shards(
         functools.partial(checked_kernel, make_settings, choices, seed, jit_compile),
         choices.first_state,
-        min(num_results, shared.most_results or num_results),
+        min(call.num_results, shared.most_results or call.num_results),
         chains_per_shard=size,
         executor=executor,
         num_burnin_steps=choices.num_burnin_steps,
@@ -117,16 +100,17 @@ def sample_target_in_shards(
         trace_fn=choices.trace_fn,
         seed=seed,
         directory=None if place is None else dataclasses.replace(place, resume="auto"),
-        progress_bar=progress_bar,
+        progress_bar=call.progress_bar,
         jit_compile=jit_compile,
         preflight_check=False,
     )
     found = _flags_of_shards(result)
-    found += _flags_of_all(result, min(min_ess, 0.5 * num_results * num_chains))
+    goal = min(call.min_ess, 0.5 * call.num_results * call.num_chains)
+    found += _flags_of_all(result, goal)
     draws_failed = any(flag.grade != "note" for flag in found)
     flags = (*settled(shared.flags, choices, draws_failed), *found)
     lines = [f"Shard {i}: {x.line}" for i, x in zip(result.shards, result.checked, strict=True)]
-    tell_and_warn(lines, flags, progress_bar)
+    tell_and_warn(lines, flags, call.progress_bar)
     return dataclasses.replace(
         result, choices=choices, explanation=Explanation((*shared.lines, *lines)), flags=flags
     )
@@ -191,7 +175,8 @@ def _takes_nothing(function: Any) -> bool:
 
 def _settings(
     make_target: Callable[[], Any],
-    options: dict[str, Any],
+    call: SampleCall,
+    folder: Path | None,
     is_shared: bool,
     is_compared: bool = False,
 ) -> TargetSettings:
@@ -204,17 +189,18 @@ def _settings(
         raise KernelGivenError(
             f"target must return a target. Received: {a_type(target)}, which is for sample_shards."
         )
-    check_target(target, options["bijector"])
-    if isinstance(target, StreamedLogProb) and is_shared and options["folder"] is None:
+    check_target(target, call.bijector)
+    if isinstance(target, StreamedLogProb) and is_shared and folder is None:
         raise ValueError(
             "directory must be given for a StreamedLogProb and an executor, because it keeps the "
             "pool of rows for all workers. Received: None."
         )
+    call = call._replace(target=target)
     if not is_compared or not isinstance(target, StreamedLogProb):
-        return TargetSettings(target, **options)
+        return TargetSettings(call, folder)
     target._is_compared = True
     try:
-        return TargetSettings(target, **options)
+        return TargetSettings(call, folder)
     finally:
         target._is_compared = False
 

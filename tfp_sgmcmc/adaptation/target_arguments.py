@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.adaptation import settings_file
+from tfp_sgmcmc.adaptation.settings import SampleCall
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.checks import a_type
 from tfp_sgmcmc.internal.nest import State, call_with_state
@@ -76,11 +77,7 @@ def as_problem(target: Any, bijector: Any = None) -> MinibatchLogProb:
 
 
 def pool_of(
-    target: StreamedLogProb,
-    initial_state: Any,
-    folder: Path | None,
-    jit_compile: bool,
-    progress_bar: bool | None,
+    call: SampleCall, initial_state: Any, folder: Path | None
 ) -> tuple[MinibatchLogProb, PoolReport]:
     """Returns a target in memory and how it was made: the one in the run's `folder`, or a new one.
 
@@ -89,6 +86,7 @@ def pool_of(
     Raises:
       ValueError: the run in the folder was begun with other data.
     """
+    target, jit_compile = call.target, call.jit_compile is not False
     with contextlib.ExitStack() as stack:
         bars: dict[str, Any] = {}
 
@@ -96,7 +94,7 @@ def pool_of(
             if what not in bars:
                 stack.close()
                 bars[what] = stack.enter_context(
-                    progress(progress_bar, target.num_examples, unit="row")
+                    progress(call.progress_bar, target.num_examples, unit="row")
                 )
             bars[what](num_rows, None)
 

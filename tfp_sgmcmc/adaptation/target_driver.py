@@ -19,7 +19,7 @@ from tfp_sgmcmc.adaptation.fallback import sample_nonquadratic
 from tfp_sgmcmc.adaptation.hierarchies.prior_scale import NotNearGaussian
 from tfp_sgmcmc.adaptation.kernel_selector import KernelSelector
 from tfp_sgmcmc.adaptation.out_of_reach import Place
-from tfp_sgmcmc.adaptation.settings import PreparedKernel, settled
+from tfp_sgmcmc.adaptation.settings import PreparedKernel, SampleCall, settled
 from tfp_sgmcmc.adaptation.settings_file import FILE, load, save, saved_jit_compile
 from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.sampling.loop import start_of
@@ -59,32 +59,21 @@ class TargetSettings:
       places: parts of the posterior that draws may miss, found so far.
     """
 
-    def __init__(
-        self,
-        target: Any,
-        initial_state: Any,
-        bijector: Any,
-        folder: Path | None,
-        num_results: int,
-        num_chains: int,
-        jit_compile: bool | None,
-        progress_bar: bool | None,
-    ):
+    def __init__(self, call: SampleCall, folder: Path | None):
+        target, initial_state, jit_compile = call.target, call.initial_state, call.jit_compile
         self._pool, self._folder, self._exact_log_prob_fn = None, folder, None
         called = "initial_state" if initial_state is not None else "the medians of the prior"
         if isinstance(target, StreamedLogProb):
             self._exact_log_prob_fn = target.log_prob_of_many
             initial_state = target_arguments.single_state(target.of_one_batch, initial_state)
-            target, self._pool = target_arguments.pool_of(
-                target, initial_state, folder, jit_compile is not False, progress_bar
-            )
-        self.problem = target_arguments.as_problem(target, bijector)
+            target, self._pool = target_arguments.pool_of(call, initial_state, folder)
+        self.problem = target_arguments.as_problem(target, call.bijector)
         state = target_arguments.single_state(self.problem, initial_state)
         self.state, self._notes = target_arguments.finite_start(self.problem, state, called)
         forget_if_changed(self.problem, self.state)
         if not isinstance(target, MinibatchLogProb):
-            KeptTargets.of(target).keep(target, bijector, self.problem, self.state)
-        self._num_results, self._num_chains = num_results, num_chains
+            KeptTargets.of(target).keep(target, call.bijector, self.problem, self.state)
+        self._num_results, self._num_chains = call.num_results, call.num_chains
         self.places = list[Place]()
         before = None if folder is None else saved_jit_compile(folder)
         if before is False or jit_compile is None:  # XLA may have failed
@@ -188,26 +177,11 @@ class TargetSettings:
 
 
 def sample_target(
-    target: Any,
-    initial_state: Any,
-    num_results: int,
-    *,
-    bijector: Any,
-    seed: tf.Tensor | None,
-    num_chains: int,
-    min_ess: int,
-    jit_compile: bool | None,
-    progress_bar: bool | None,
-    run: RunDirectory | None,
-    checkpoint_seconds: float,
-    preflight_check: bool,
+    call: SampleCall, run: RunDirectory | None, checkpoint_seconds: float
 ) -> SampleResult:
     """Samples a target with settings that it chooses. See `sample` for the arguments."""
-    folder = None if run is None else run.path
-    sizes = num_results, num_chains
-    settings = TargetSettings(
-        target, initial_state, bijector, folder, *sizes, jit_compile, progress_bar
-    )
+    seed = None if call.seed is None else random.as_seed(call.seed)
+    settings = TargetSettings(call, None if run is None else run.path)
     prepared = settings.load(seed)
     if prepared is None and run is not None and run.has_run:
         raise ValueError(
@@ -217,22 +191,22 @@ def sample_target(
     seed = random.as_seed(random.fresh_seed()) if seed is None else seed
     choice_seed, run_seed, check_seed = random.split(seed, 3)
     if prepared is None:
-        prepared = settings.choose(choice_seed, preflight_check)
+        prepared = settings.choose(choice_seed, call.preflight_check)
         prepared = prepared.with_choices(seed=random.integers_of(random.fold_in(run_seed, 0)))
         settings.save(prepared, seed)
-    tell(prepared.lines, progress_bar)
-    goal = min(min_ess, 0.5 * num_results * num_chains)
+    tell(prepared.lines, call.progress_bar)
+    goal = min(call.min_ess, 0.5 * call.num_results * call.num_chains)
     for attempt in range(1, _MOST_RUNS + 1):
         choices, loop = prepared.choices, prepared.loop if run is None else None
         result = run_kernel(
             prepared.kernel,
             choices.first_state,
-            prepared.plan(num_results),
+            prepared.plan(call.num_results),
             seed=random.as_seed(choices.seed),
             num_chains=None,
             trace_fn=choices.trace_fn,
             jit_compile=settings.jit_compile,
-            progress_bar=progress_bar,
+            progress_bar=call.progress_bar,
             run=run,
             checkpoint_seconds=checkpoint_seconds,
             preflight_check=False,
@@ -270,7 +244,7 @@ def sample_target(
     states = tf.nest.map_structure(np.asarray, result.states)
     spacing = flags_of_spacing(states, settings.problem)  # no other kernel mends it
     flags = [*before, *found.flags, *spacing]
-    tell_and_warn([found.line], flags, progress_bar)
+    tell_and_warn([found.line], flags, call.progress_bar)
     return dataclasses.replace(
         result,
         seed=random.integers_of(seed),

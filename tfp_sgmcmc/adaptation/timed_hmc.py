@@ -180,7 +180,6 @@ class TimedHMC:
             pilot,
             runs,
             line,
-            sampler=_NAME,
             arguments=arguments,
             batch_size=None,
             stride=1,

@@ -12,14 +12,14 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc import random
-from tfp_sgmcmc.diagnostics import squared_kernel_stein_discrepancy
+from tfp_sgmcmc.diagnostics.stein import estimates_at, squared_kernel_stein_discrepancy
 from tfp_sgmcmc.internal import xla
 from tfp_sgmcmc.internal.checks import boolean, eager, function, integer, number, positive
-from tfp_sgmcmc.internal.nest import State, call_with_state, flatten_events
+from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.kernels.base import check_kernel
 from tfp_sgmcmc.sampling.loop import Loop, Position, start_of, state_tensors
 from tfp_sgmcmc.targets import FullDataLogProb, Target
-from tfp_sgmcmc.targets.base import as_target, value_and_gradient
+from tfp_sgmcmc.targets.base import as_target
 
 _ROWS_A_COLUMN = 10  # fewest rows for each column to estimate a correlation from
 _LEAST_VARIANCE = 1e-12  # relative to the largest
@@ -65,10 +65,10 @@ class SteinComparison:
         self._chain_ndims = chain_ndims
         self._is_exact = exact_gradients or isinstance(target, FullDataLogProb)
         self._at_all = tf.function(
-            lambda states: _estimates_at(target, states, None, chain_ndims), autograph=False
+            lambda states: estimates_at(target, states, None, chain_ndims), autograph=False
         )
         self._at_minibatches = tf.function(
-            lambda states, seed: _estimates_at(target, states, seed, 0),
+            lambda states, seed: estimates_at(target, states, seed, 0),
             autograph=False,
             jit_compile=jit_compile,
         )
@@ -119,25 +119,6 @@ class SteinComparison:
         pooled = tf.nest.map_structure(lambda x: tf.reshape(x, [-1, *x.shape[ndims:]]), states)
         log_probs, gradients = self._at_minibatches(pooled, seed)
         return np.asarray(log_probs, np.float64), _rows(gradients, 1)
-
-
-def _estimates_at(target: Target, states: State, seed: Any, chain_ndims: int) -> Any:
-    """Returns log posterior and gradient, one state of all chains after the other."""
-    first = tf.nest.flatten(states)[0]
-    specs = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), states)
-
-    def at(number: tf.Tensor, state: State) -> tuple[tf.Tensor, State]:
-        if seed is None:
-            return value_and_gradient(lambda s: call_with_state(target, s), state)[:2]
-        estimate = target.estimate(state, random.fold_in(seed, number), with_scores=False)
-        return estimate.log_prob, estimate.gradient
-
-    return tf.map_fn(
-        lambda pair: at(*pair),
-        (tf.range(first.shape[0]), states),
-        fn_output_signature=(tf.TensorSpec(first.shape[1 : 1 + chain_ndims], first.dtype), specs),
-        parallel_iterations=1,
-    )
 
 
 def _not_thrown(log_probs: Mapping[int, np.ndarray], size: int) -> list[int]:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.covariance.factored_scores import FactoredScores, OuterProducts
 from tfp_sgmcmc.diagnostics.base import PeriodicReducer, real_array
-from tfp_sgmcmc.diagnostics.stein import gradient_at
+from tfp_sgmcmc.diagnostics.stein import estimate_at
 from tfp_sgmcmc.internal.checks import a_type, integer, positive, unary
 from tfp_sgmcmc.internal.nest import (
     State,
@@ -525,7 +525,7 @@ class ConfigurationalTemperatureReducer(PeriodicReducer):
 
     def _update(self, own: TemperatureState, state: State, results: Any) -> TemperatureState:
         """Updates means and product by Welford's recursion."""
-        gradient = gradient_at(self._target, state, self._seed, own.num_steps, results)
+        gradient = estimate_at(self._target, state, self._seed, own.num_steps, results)[1]
         count = own.count + 1
 
         def moved(mean: tf.Tensor, x: tf.Tensor) -> tf.Tensor:

@@ -254,17 +254,8 @@ def report(
         problems.append(f"There are {len(of_chains) - _MOST_LINES} more lines of this kind.")
     bias = Bias()
     if target is not None:
-        num_draws = len(next(iter(variables.values())))
-        times = [r.time for r in rows if np.isfinite(r.time)]
-        bias = _bias(
-            _with_chains(variables if states is None else states, target, moved is not None),
-            target,
-            temperature,
-            seed,
-            num_gradients,
-            max(times, default=1.0) / num_draws,
-            max(r.dependence for r in rows),
-        )
+        states = _with_chains(variables if states is None else states, target, moved is not None)
+        bias = _bias(states, target, rows, temperature, num_gradients, seed)
     problems += bias.problems
     steps = ([], [])
     if kernel is not None and moved is not None:
@@ -277,15 +268,9 @@ def report(
 
 
 def _bias(
-    states: Any,
-    target: Target,
-    temperature: float,
-    seed: Any,
-    num_gradients: int,
-    time: float,
-    dependence: float,
+    states: Any, target: Target, rows: list[Any], temperature: float, num_gradients: int, seed: Any
 ) -> Bias:
-    """Tests at most 4000 entries. `time` is the autocorrelation time as a share of the run."""
+    """Tests at most 4000 entries; `rows` have the convergence of all variables."""
     size = sum(int(np.prod(np.shape(x)[1:])) for x in tf.nest.flatten(states))
     num_gradients = min(num_gradients, max(20, int(_MOST_NUMBERS / max(size, 1))))
     x, g = draws_and_gradients(states, target, num_gradients, seed)
@@ -302,9 +287,10 @@ def _bias(
     if not labels:
         return Bias()
     of_x, of_g = (np.concatenate(parts, axis=-1) for parts in zip(*columns, strict=True))
-    return find_bias(
-        of_x, of_g, variables, labels, temperature, max(1.0, time * len(of_x)), dependence
-    )
+    # An autocorrelation time is as large a share of the draws that are tested as of all.
+    times, share = [r.time for r in rows if np.isfinite(r.time)], len(of_x) / len(rows[0].trace)
+    time, dependence = max(1.0, share * max(times, default=1.0)), max(r.dependence for r in rows)
+    return find_bias(of_x, of_g, variables, labels, temperature, time, dependence)
 
 
 def _with_chains(states: Any, target: Any, is_of_run: bool) -> Any:

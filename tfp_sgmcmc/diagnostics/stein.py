@@ -204,37 +204,46 @@ def gradients_at(target_log_prob_fn: Any, samples: State, seed: Any = None) -> S
             "one pass. Received: a seed, which names minibatches."
         )
 
-    def run(samples: State, seed: Any) -> State:
-        numbers = tf.range(tf.nest.flatten(samples)[0].shape[0])
-        return tf.map_fn(
-            lambda pair: gradient_at(target, pair[1], seed, pair[0]),
-            (numbers, samples),
-            fn_output_signature=tf.nest.map_structure(
-                lambda x: tf.TensorSpec(x.shape[1:], x.dtype), samples
-            ),
-            parallel_iterations=1,
-        )
-
+    first = tf.nest.map_structure(lambda x: x[0], samples)
+    chain_ndims = len(tf.TensorShape(target.chain_shape(first)))
     # A loop in eager mode takes as long as many gradients.
     sizes = target.num_scores, target.noise_scale, getattr(target, "reshuffle", None)
     name = f"gradients at samples, minibatches {sizes}"
-    return kept_program(target, name, samples, lambda: traced(run))(samples, seed)
+    run = kept_program(
+        target, name, samples, lambda: traced(lambda *x: estimates_at(target, *x, chain_ndims)[1])
+    )
+    return run(samples, seed)
 
 
-def gradient_at(
+def estimates_at(
+    target: Target, samples: State, seed: Any, chain_ndims: int
+) -> tuple[tf.Tensor, State]:
+    """Returns what `estimate_at` does for all samples, one result after the other."""
+    first = tf.nest.flatten(samples)[0]
+    specs = tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape[1:], x.dtype), samples)
+    return tf.map_fn(
+        lambda pair: estimate_at(target, pair[1], seed, pair[0]),
+        (tf.range(first.shape[0]), samples),
+        fn_output_signature=(tf.TensorSpec(first.shape[1 : 1 + chain_ndims], first.dtype), specs),
+        parallel_iterations=1,
+    )
+
+
+def estimate_at(
     target: Target, state: State, seed: Any, number: tf.Tensor, results: Any = ()
-) -> State:
+) -> tuple[tf.Tensor, State]:
     """Returns the gradient at a state, exact or of the minibatch that seed and number name.
 
     `results` are those of the kernel that led there, which may carry a state of the target.
     """
     if seed is None:
-        return value_and_gradient(lambda s: call_with_state(target, s), state)[1]
+        return value_and_gradient(lambda s: call_with_state(target, s), state)[:2]
     drawn = random.fold_in(random.as_seed(seed), number)
     target_state = getattr(results, "target_state", ())
     if getattr(target, "reshuffle", "step") != "step":  # whose state names the next minibatch
         target_state = ()
-    return target.estimate(state, drawn, target_state, with_scores=False).gradient
+    estimate = target.estimate(state, drawn, target_state, with_scores=False)
+    return estimate.log_prob, estimate.gradient
 
 
 def _numbers(name: str, value: Any, like: tf.Tensor) -> tf.Tensor:
@@ -373,7 +382,7 @@ class KernelSteinDiscrepancyReducer(PeriodicReducer):
 
         def keep() -> SteinState:
             if self._gradient_fn is None:
-                gradient = gradient_at(self._target, state, self._seed, own.num_steps, results)
+                gradient = estimate_at(self._target, state, self._seed, own.num_steps, results)[1]
             else:
                 gradient = self._gradient_fn(results)
 

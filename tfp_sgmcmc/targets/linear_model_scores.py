@@ -146,12 +146,7 @@ class LinearRemainders:
         self.at_center = tf.concat(found, axis=0)[:total]
 
     def of_sum(
-        self,
-        state: State,
-        directions: QuadraticDirections,
-        rows: Any,
-        weights: tf.Tensor,
-        at_center: tf.Tensor,
+        self, state: State, directions: QuadraticDirections, batch: Any
     ) -> tuple[tf.Tensor, State]:
         """Returns the remainder of the weighted sum over `rows`, and its gradient.
 
@@ -162,21 +157,17 @@ class LinearRemainders:
           weights: their weights, `[..., n]`.
           at_center: their predictors at the center.
         """
+        rows, weights, at_center = batch
         predictor = _Predictor(self._target, state, rows)
         values, slopes = self._expand(predictor.eta, directions, rows, at_center)
         total = tf.reduce_sum(weights * values, axis=-1)
         return total, predictor.pull_back(append_dims(weights, at_center) * slopes)
 
     def of_groups(
-        self,
-        state: State,
-        directions: QuadraticDirections,
-        rows: Any,
-        weights: tf.Tensor,
-        at_center: tf.Tensor,
-        num_rows: int,
+        self, state: State, directions: QuadraticDirections, batch: Any, num_rows: int
     ) -> tuple[tf.Tensor, State]:
         """Returns the remainders of `num_rows` groups; `of_sum` documents the other arguments."""
+        rows, weights, at_center = batch
         eta = self._target.linear_predictor(state, rows)
         values, slopes = self._expand(eta, directions, rows, at_center)
         found = weights * values, append_dims(weights, at_center) * slopes

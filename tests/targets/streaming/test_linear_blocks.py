@@ -9,9 +9,8 @@ import tensorflow_probability as tfp
 
 import tfp_sgmcmc as sgmcmc
 from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives
-from tfp_sgmcmc.targets.streaming.linear_blocks import Draws, LinearBlocks
 from tfp_sgmcmc.targets.streaming.row_pool import pilot_mode
-from tfp_sgmcmc.targets.streaming.row_remainders import RowRemainders
+from tfp_sgmcmc.targets.streaming.row_remainders import Draws, LinearBlocks, RowRemainders
 
 N, D = 40, 3
 RNG = np.random.default_rng(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -31,16 +31,6 @@ from tfp_sgmcmc.targets.linear_model_scores import LinearRemainders, QuadraticDi
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.scores import expansion_remainders, mapped_scores
 from tfp_sgmcmc.targets.sharded import ShardedLogProb
-
-
-class _Remainders(NamedTuple):
-    """Remainders of log likelihoods and their gradients after expansions at the center.
-
-    Shapes are `[chains..., rows]` and `[chains..., rows, D]`, without the axis of rows for a sum.
-    """
-
-    values: tf.Tensor
-    slopes: tf.Tensor
 
 
 class SecondOrder:
@@ -117,29 +107,20 @@ class SecondOrder:
         log_prob = prior + anchor.log_likelihood + _inner(total + bend / 2, offset)
         scale, scores = base.num_examples / base.batch_size, ()
         if with_scores and probe is None:
-            rows = base.gathered(
-                lambda part: self._of_groups(
-                    part,
-                    state,
-                    directions,
-                    batch_of(part),
-                    part.num_scores,
-                    part.group_size,
-                    0 if part.shared_batch else ndims,
-                ),
-                ndims,
+            values, slopes = base.gathered(
+                lambda part: self._of_groups(part, state, directions, batch_of(part)), ndims
             )
-            scores = self._parts(rows.slopes / base.group_size**0.5)
-            found = _Remainders(tf.reduce_sum(rows.values, -1), tf.reduce_sum(rows.slopes, -2))
+            scores = self._parts(slopes / base.group_size**0.5)
+            value, slope = tf.reduce_sum(values, -1), tf.reduce_sum(slopes, -2)
         else:
-            found, curvature = base.summed(
+            value, slope, curvature = base.summed(
                 lambda part: self._of_sum(part, state, directions, batch_of(part), probe)
             )
             if probe is not None:
                 product = map_parts(lambda a, b: a + scale * b, product, curvature)
         return GradientEstimate(
-            self._parts(gradient + scale * found.slopes),
-            log_prob + scale * found.values,
+            self._parts(gradient + scale * slope),
+            log_prob + scale * value,
             scores,
             product,
             target_state,
@@ -177,19 +158,14 @@ class SecondOrder:
         return batch_of, target_state
 
     def _of_sum(
-        self,
-        part: Any,
-        state: State,
-        directions: QuadraticDirections,
-        batch: Any,
-        probe: Any,
-    ) -> tuple[_Remainders, State]:
-        """Returns the remainders of the sum, and the sum's Hessian at `state` times `probe`."""
+        self, part: Any, state: State, directions: QuadraticDirections, batch: Any, probe: Any
+    ) -> tuple[tf.Tensor, tf.Tensor, State]:
+        """Returns the remainder of the sum, its gradient, and the sum's Hessian times `probe`."""
         offset = directions.offset
         shape, linear = offset.shape[:-1], self._linear.get(part.number)
         if linear is not None and probe is None:
-            value, slope = linear.of_sum(state, directions, *batch)
-            return _Remainders(value, flatten_events(slope, shape.rank)), ()
+            value, slope = linear.of_sum(state, directions, batch)
+            return value, flatten_events(slope, shape.rank), ()
         rows, weights = batch[:2]
 
         def weighted_sum(s: State) -> tf.Tensor:
@@ -205,24 +181,19 @@ class SecondOrder:
         slope_there, bend = (flatten_events(x, shape.rank) for x in rest)
         taylor = at_center + _inner(slope_there + bend / 2, offset)
         slopes = flatten_events(slope, shape.rank) - slope_there - bend
-        return _Remainders(value - taylor, slopes), curvature
+        return value - taylor, slopes, curvature
 
     def _of_groups(
-        self,
-        part: Any,
-        state: State,
-        directions: QuadraticDirections,
-        batch: Any,
-        num_rows: int,
-        size: int,
-        batch_ndims: int,
-    ) -> _Remainders:
-        """Returns the remainders of `num_rows` groups of `size` examples."""
+        self, part: Any, state: State, directions: QuadraticDirections, batch: Any, single: int = 0
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns remainders of the groups of a minibatch, or of `single` rows for all chains."""
         offset = directions.offset
         shape, linear = offset.shape[:-1], self._linear.get(part.number)
+        num_rows, size = (single, 1) if single else (part.num_scores, part.group_size)
+        batch_ndims = 0 if single or part.shared_batch else shape.rank
         if linear is not None:
-            values, slopes = linear.of_groups(state, directions, *batch, num_rows)
-            return _Remainders(values, flatten_events(slopes, shape.rank + 1))
+            values, slopes = linear.of_groups(state, directions, batch, num_rows)
+            return values, flatten_events(slopes, shape.rank + 1)
 
         def derivatives(at: State, probe: State = None) -> tuple[tf.Tensor, State, State]:
             return mapped_scores(
@@ -240,7 +211,7 @@ class SecondOrder:
         at_center, *rest = derivatives(center, self._parts(directions.kept))
         slopes, slopes_there, bends = (flatten_events(x, shape.rank + 1) for x in (slopes, *rest))
         taylor = at_center + _inner(slopes_there + bends / 2, offset[..., tf.newaxis, :])
-        return _Remainders(values - taylor, slopes - slopes_there - bends)
+        return values - taylor, slopes - slopes_there - bends
 
     def _squared_norms(self, states: State, rows: Any, size: int) -> tf.Tensor:
         """Returns each example's mean of squared remainders over K states, `[size]`, whitened."""
@@ -259,7 +230,7 @@ class SecondOrder:
             batch = (rows, tf.ones([size], offset.dtype))
             if self._linear:
                 batch += (base.linear_predictor(self._anchor.state, rows),)
-            return self._of_groups(base, states, directions, batch, size, 1, 0).slopes
+            return self._of_groups(base, states, directions, batch, size)[1]
         center = tf.zeros_like(offset) + self._center
         given = flatten_events(states, 1), center, directions.kept
         return expansion_remainders(base, self._anchor.state, rows, size, *given)

@@ -17,8 +17,12 @@ from tfp_sgmcmc.internal.xla import num_parallel_programs, traced_once
 from tfp_sgmcmc.targets.base import kept_program, value_and_gradient
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
-from tfp_sgmcmc.targets.streaming.linear_blocks import Draws, LinearBlocks, is_simple
-from tfp_sgmcmc.targets.streaming.row_remainders import RowRemainders
+from tfp_sgmcmc.targets.streaming.row_remainders import (
+    Draws,
+    LinearBlocks,
+    RowRemainders,
+    is_simple,
+)
 
 _COLUMNS = 64  # of a Hessian that are evaluated at once
 
@@ -276,27 +280,6 @@ def _in_threads(
         finally:
             for *_, future in window:
                 future.cancel()
-
-
-def sum_blocks(
-    target: StreamedLogProb,
-    theta: np.ndarray,
-    derivatives: BlockDerivatives,
-    size: int,
-    show: Callable[[int], None] = lambda num_rows: None,
-    factor: np.ndarray | None = None,
-) -> tuple[Sums, int]:
-    """Returns the sums over all N examples at theta, and the rows that were read, by a pass.
-
-    Rows that the dataset's last, dropped batch would have are represented by the others. The
-    Hessian is computed in coordinates that `factor` whitens, if any, and is that of the state.
-    """
-    seen, total = 0, None
-    for _, count, found in map_blocks(target, derivatives.at(theta, factor), size, show):
-        total = found if total is None else total.plus(found)
-        seen += count
-    assert total is not None  # an epoch has N rows
-    return total.times(target.num_examples / seen).not_whitened(), seen
 
 
 def filled(x: tf.Tensor, size: int) -> tf.Tensor:

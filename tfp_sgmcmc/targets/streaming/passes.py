@@ -16,7 +16,7 @@ from tfp_sgmcmc.internal.extras import Workers, check_executor, make_call, pack_
 from tfp_sgmcmc.internal.nest import State, flatten_events
 from tfp_sgmcmc.targets.data import assert_finite_rows, form_of
 from tfp_sgmcmc.targets.streamed import StreamedLogProb
-from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums, map_blocks, sum_blocks
+from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums, map_blocks
 from tfp_sgmcmc.targets.streaming.pooled import KeepingProbabilities, Pass
 from tfp_sgmcmc.targets.streaming.row_remainders import RowRemainders
 
@@ -63,48 +63,6 @@ class RandomRows:
     def rows(self) -> Any:
         """Returns the rows that are kept, as leaves `[rows, ...]`."""
         leaves = [x[: self._num_kept] for x in self._kept]
-        return tf.nest.pack_sequence_as(self._structure, leaves)
-
-
-class PoissonSample:
-    """Keeps each row by a coin of its own, with a given probability.
-
-    The sum of kept rows over their probabilities estimates the sum over all rows without bias
-    (Horvitz and Thompson, Journal of the American Statistical Association 47, 1952).
-
-    Args:
-      rng: tosses the coins.
-    """
-
-    def __init__(self, rng: np.random.Generator):
-        self._rng = rng
-        self._kept: list[list[np.ndarray]] = []
-        self._structure: Any = None
-        self._probabilities: list[np.ndarray] = []
-
-    def add(self, rows: Any, probabilities: np.ndarray) -> None:
-        """Takes the first rows of a block, one for each of `probabilities`."""
-        leaves = tf.nest.flatten(rows)
-        if not self._kept:
-            self._structure = tf.nest.map_structure(lambda x: None, rows)
-            self._kept = [[] for _ in leaves]
-        (taken,) = np.nonzero(self._rng.random(len(probabilities)) < probabilities)
-        for parts, x in zip(self._kept, leaves, strict=True):
-            parts.append(np.asarray(x)[taken])
-        self._probabilities.append(probabilities[taken])
-
-    @property
-    def probabilities(self) -> np.ndarray:
-        """The probabilities of the rows that are kept."""
-        return np.concatenate(self._probabilities)
-
-    def take_rows(self) -> Any:
-        """Returns the rows that were kept, and forgets them."""
-        leaves = []
-        while self._kept:
-            parts = self._kept.pop(0)
-            leaves.append(np.concatenate(parts))
-            parts.clear()
         return tf.nest.pack_sequence_as(self._structure, leaves)
 
 
@@ -159,8 +117,13 @@ class SumDerivatives(NamedTuple):
         state, size = tf.nest.map_structure(tf.constant, self.state), target.block_rows
         with_hessian = self.factor is not None
         sums = BlockDerivatives(target.of_one_batch, state, size, with_hessian, self.jit_compile)
-        theta = flatten_events(state, 0).numpy()
-        return sum_blocks(target, theta, sums, size, show, self.factor)
+        of_block = sums.at(flatten_events(state, 0).numpy(), self.factor)
+        total, seen = None, 0
+        for _, count, found in map_blocks(target, of_block, size, show):
+            total = found if total is None else total.plus(found)
+            seen += count
+        assert total is not None  # an epoch has N rows
+        return total.times(target.num_examples / seen).not_whitened(), seen
 
 
 class DrawnRows(NamedTuple):
@@ -197,18 +160,23 @@ class DrawRows(NamedTuple):
         options = self.factor, tf.constant(self.draw_seed), self.jit_compile
         remainders = RowRemainders(model, center, *options)
         derivatives = BlockDerivatives(model, center, size, True, self.jit_compile)
-        sample = PoissonSample(np.random.default_rng([*self.seed, part]))
+        rng, kept, kept_with = np.random.default_rng([*self.seed, part]), [], []
         total, seen, of_block = None, 0, derivatives.with_norms(remainders)
         for rows, count, (sums, norms) in map_blocks(target, of_block, size, show):
             total = sums if total is None else total.plus(sums)
-            sample.add(rows, self.probabilities(norms[:count]))
+            probabilities = self.probabilities(norms[:count])
+            (taken,) = np.nonzero(rng.random(count) < probabilities)  # a coin for each row
+            kept.append([np.asarray(x)[taken] for x in tf.nest.flatten(rows)])
+            kept_with.append(probabilities[taken])
             seen += count
         assert total is not None  # an epoch has N rows
         # Rows of the dataset's last, dropped batch are represented by the others.
         scale = target.num_examples / seen
-        probabilities = sample.probabilities / scale
         sums = total.times(scale).not_whitened()
-        return DrawnRows(sample.take_rows(), probabilities, sums), seen
+        # One array after the other, whose parts are freed.
+        leaves = [np.concatenate([x.pop(0) for x in kept]) for _ in range(len(kept[0]))]
+        rows = tf.nest.pack_sequence_as(target.row_spec, leaves)
+        return DrawnRows(rows, np.concatenate(kept_with) / scale, sums), seen
 
 
 def joined(parts: list[Any]) -> Any:

@@ -21,8 +21,8 @@ from tfp_sgmcmc.targets.laplace.newton import NEAR_ENOUGH, Ascent, newton_ascent
 from tfp_sgmcmc.targets.laplace.quadratic import hessian_products, least_eigenvalue, root_above
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.streaming.block_sums import BlockDerivatives, Sums, filled
-from tfp_sgmcmc.targets.streaming.linear_blocks import is_simple
 from tfp_sgmcmc.targets.streaming.pooled import PooledLogProb
+from tfp_sgmcmc.targets.streaming.row_remainders import is_simple
 
 _MOST_STEPS = 100
 _LITTLE_DAMPING = 1e-6  # of steps from a state near the mode
