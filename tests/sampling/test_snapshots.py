@@ -1,5 +1,6 @@
 """Snapshots differ if and only if something that a function reads has another value."""
 
+import collections
 import copy
 import functools
 import types
@@ -138,16 +139,35 @@ class Follower:
     def of(self, x: float) -> float:
         return self(x)
 
+    @property
+    def twice(self) -> float:
+        return 2 * self.number
+
+
+class Reader:
+    """A trace that reads an attribute of an attribute."""
+
+    def __init__(self, held: Any):
+        self.held = held
+
+    def __call__(self, x: float) -> float:
+        return self.held.inner.number * x
+
 
 def test_objects_are_what_they_hold() -> None:
     """Also large arrays, and objects behind the methods that a function calls."""
-    large, follower = np.zeros(2_000), Follower(1.0)
+    large, follower, inner = np.zeros(2_000), Follower(1.0), types.SimpleNamespace(number=1.0)
+    held = types.SimpleNamespace(inner=inner)
     kinds: list[tuple[Any, Callable[[], Any]]] = [
         (lambda: lambda x: large.sum() + x, lambda: large.__setitem__(5, 1.0)),
         (lambda: follower, lambda: setattr(follower, "number", 2.0)),
         (lambda: follower.of, lambda: follower.others.append(2.0)),
         (lambda: lambda x: follower.of(x), lambda: setattr(follower, "number", 3.0)),
         (lambda: functools.partial(follower, 1.0), lambda: setattr(follower, "number", 4.0)),
+        (lambda: lambda x: held.inner.number * x, lambda: setattr(inner, "number", 2.0)),
+        (lambda: lambda x: [held][0].inner.number, lambda: setattr(inner, "number", 3.0)),
+        (lambda: Reader(held), lambda: setattr(inner, "number", 4.0)),
+        (lambda: lambda x: follower.twice, lambda: setattr(follower, "number", 5.0)),
     ]
     for make, change in kinds:
         before = snapshot(make())
@@ -157,7 +177,7 @@ def test_objects_are_what_they_hold() -> None:
 
 
 def test_a_log_posterior_that_has_changed_is_compiled_anew() -> None:
-    """A variable that it reads has another value, as after a cell of a notebook ran again."""
+    """A variable that it reads has another value. At the start, zero, the log posterior has not."""
     width = [1.0]
 
     def log_prob(x: tf.Tensor) -> tf.Tensor:
@@ -175,15 +195,32 @@ def test_a_log_posterior_that_has_changed_is_compiled_anew() -> None:
     options: dict[str, Any] = dict(seed=1, jit_compile=False, progress_bar=False)
     for make in kernels.values():
         width[0] = 1.0
-        first, same = (sgmcmc.sample_chain(make(), tf.ones([1]), 20, **options) for _ in range(2))
+        first, same = (sgmcmc.sample_chain(make(), tf.zeros([1]), 20, **options) for _ in range(2))
         np.testing.assert_array_equal(first.states, same.states)
         width[0] = 0.5
-        sgmcmc.sample_chain(make(), tf.ones([1]), 20, **options)
+        sgmcmc.sample_chain(make(), tf.zeros([1]), 20, **options)
         width[0] = 10.0  # once more, right after a change
-        other = sgmcmc.sample_chain(make(), tf.ones([1]), 20, **options)
-        fresh = sgmcmc.sample_chain(copy.deepcopy(make()), tf.ones([1]), 20, **options)
+        other = sgmcmc.sample_chain(make(), tf.zeros([1]), 20, **options)
+        fresh = sgmcmc.sample_chain(copy.deepcopy(make()), tf.zeros([1]), 20, **options)
         np.testing.assert_array_equal(other.states, fresh.states)
         assert np.abs(other.states - first.states).max() > 0.01
+
+
+def test_a_schedule_that_has_changed_is_compiled_anew() -> None:
+    """Whatever it reads, such as an object that only another function looks into."""
+    steps: list[tuple[Any, Callable[[Any], float], Callable[[Any, float], None]]] = [
+        (collections.OrderedDict(h=0.1), lambda x: x["h"], lambda x, h: x.update(h=h)),
+        ([Follower(0.1)], lambda x: x[0].number, lambda x, h: setattr(x[0], "number", h)),
+    ]
+    target = sgmcmc.FullDataLogProb(lambda x: -0.5 * tf.reduce_sum(x**2, axis=-1))
+    for held, get, change in steps:
+        kernel = sgmcmc.SGLD(target, lambda step, get=get, held=held: tf.constant(get(held)))
+        weights = []
+        for h in (0.1, 0.2):
+            change(held, h)
+            result = sgmcmc.sample_chain(kernel, tf.zeros([1]), 2, seed=1, jit_compile=False)
+            weights.append(float(result.weights[-1]))
+        np.testing.assert_allclose(weights, [0.1, 0.2], rtol=1e-6)
 
 
 def test_a_kernel_can_be_copied_after_a_run() -> None:

@@ -39,6 +39,7 @@ from tfp_sgmcmc.sampling.loop import (
     start_of,
     target_of,
 )
+from tfp_sgmcmc.sampling.run_fingerprint import schedule_values
 from tfp_sgmcmc.sampling.steps import StepPlan
 from tfp_sgmcmc.targets import Target
 from tfp_sgmcmc.targets.base import kept_program
@@ -82,6 +83,7 @@ def kept_loop(
         if replicas is None:
             forget_if_changed(target, start.state)
         fixed = {k: v for k, v in kernel.parameters.items() if k not in settings}
+        fixed["values of schedules"] = _schedule_values(fixed)
         known = tf.nest.map_structure(lambda x: (x.shape, x.dtype), settings)
         key = type(kernel), fixed, str(known), trace_fn, view, *options
         loops = kept_program(target, "loops", (), list)  # which copies of the target share
@@ -99,6 +101,14 @@ def kept_loop(
     loops.append(kept)
     del loops[:-_MOST_LOOPS]
     return kept[1].with_values(settings)
+
+
+def _schedule_values(parameters: dict[str, Any]) -> list[Any] | None:
+    """Returns values of schedules, which may read what no snapshot looks into, or None."""
+    try:
+        return [schedule_values(name, value) for name, value in parameters.items()]
+    except Exception:  # one of a table, for example, need not have a value at every step
+        return None
 
 
 class _Loops(list[Any]):
@@ -309,8 +319,21 @@ def is_same(a: Any, b: Any) -> bool:
     return isinstance(a, int | float | str | bytes | CodeType) and a == b
 
 
-def _held(value: Any, module: Any, seen: frozenset[int]) -> Any:
-    """Looks into `value`, read by a function of `module`, and not into the functions `seen`."""
+def _held(
+    value: Any,
+    module: Any,
+    seen: frozenset[int],
+    names: frozenset[str] = frozenset(),
+    depth: int = _DEPTH,
+) -> Any:
+    """Looks into `value`, read by a function of `module`, and not into the functions `seen`.
+
+    Of another object it holds the attributes by `names`, which the function reads.
+    """
+
+    def inner(x: Any) -> Any:
+        return _held(x, module, seen, names, depth)
+
     if isinstance(value, FunctionType):
         is_foreign = module is not None and value.__globals__ is not module
         return value if is_foreign or id(value) in seen else _function(value, seen)
@@ -323,19 +346,27 @@ def _held(value: Any, module: Any, seen: frozenset[int]) -> Any:
         content = value.tobytes() if is_small else zlib.crc32(value.tobytes())
         return np.ndarray, value.shape, value.dtype.str, content
     if isinstance(value, tuple | list) and len(value) <= _MOST_ENTRIES:
-        return type(value), *(_held(x, module, seen) for x in value)
-    if type(value) is dict and len(value) <= _MOST_ENTRIES:
-        return {k: _held(x, module, seen) for k, x in value.items()}
+        return type(value), *map(inner, value)
+    if isinstance(value, dict) and len(value) <= _MOST_ENTRIES:
+        return {k: inner(x) for k, x in value.items()}
     if isinstance(value, functools.partial):
         parts = value.func, list(value.args), dict(value.keywords)
-        return functools.partial, *(_held(x, module, seen) for x in parts)
+        return functools.partial, *map(inner, parts)
     owner = value.__self__ if isinstance(value, MethodType) else value
     if callable(value) and _is_of_user(owner) and id(owner) not in seen:
         seen = seen | {id(owner)}
         fn = value.__func__ if isinstance(value, MethodType) else type(value).__call__
-        attributes = {k: _held(x, module, seen) for k, x in vars(owner).items()}
-        return type(owner), _held(fn, None, seen), attributes
-    return value
+        names = names.union(_names(getattr(fn, "__code__", None)))
+        return type(owner), _held(fn, None, seen), {k: inner(x) for k, x in vars(owner).items()}
+    if depth == 0 or not names or isinstance(value, FunctionType):
+        return value
+    # Methods and properties by these names read other attributes.
+    classes = type(value).__mro__[-2::-1] if _is_of_user(value) else ()
+    of_class = {k: v for c in classes for k, v in vars(c).items() if k in names}
+    codes = [getattr(getattr(x, "fget", x), "__code__", None) for x in of_class.values()]
+    known = names.union(*map(_names, codes))
+    found = of_class | {k: v for k, v in getattr(value, "__dict__", {}).items() if k in known}
+    return value, {k: _held(v, module, seen, known, depth - 1) for k, v in found.items()}
 
 
 def _is_of_user(value: Any) -> bool:
@@ -347,18 +378,10 @@ def _is_of_user(value: Any) -> bool:
 def _function(function: FunctionType, seen: frozenset[int]) -> tuple[Any, ...]:
     """Returns a function's code, and what it reads besides its arguments."""
     module, seen = function.__globals__, seen | {id(function)}
-    names = {*_names(function.__code__)}
+    names = frozenset(_names(function.__code__))
 
-    def look(value: Any, depth: int = _DEPTH) -> Any:
-        """Looks into a variable and, if it is an object, into its attributes by these names."""
-        held = _held(value, module, seen)
-        if held is not value or depth == 0 or isinstance(value, FunctionType):
-            return held
-        # Methods by these names read other attributes.
-        methods = [vars(c).get(k) for c in type(value).__mro__ if _is_of_user(value) for k in names]
-        known = names.union(*(_names(m.__code__) for m in methods if isinstance(m, FunctionType)))
-        attributes = {k: v for k, v in getattr(value, "__dict__", {}).items() if k in known}
-        return value, {k: look(v, depth - 1) for k, v in attributes.items()}
+    def look(value: Any) -> Any:
+        return _held(value, module, seen, names)
 
     def enclosed() -> Iterator[Any]:
         for cell in function.__closure__ or ():
@@ -379,8 +402,10 @@ def _function(function: FunctionType, seen: frozenset[int]) -> tuple[Any, ...]:
     )
 
 
-def _names(code: CodeType) -> Iterator[str]:
+def _names(code: Any) -> Iterator[str]:
     """Yields the names of variables and attributes that code reads, with those of inner code."""
+    if not isinstance(code, CodeType):
+        return
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -75,20 +75,24 @@ def describe_kernel(kernel: tfp.mcmc.TransitionKernel, prefix: str = "kernel") -
             described |= _describe_target(value, key)
         else:
             described[key] = _describe(value)
-            if isinstance(kernel, StochasticGradientKernel) and not name.endswith("_fn"):
-                described |= _describe_schedules(value, key)
+            if isinstance(kernel, StochasticGradientKernel):
+                described |= _describe_schedules(value, name, key)
     return described
 
 
-def _describe_schedules(value: Any, key: str) -> dict[str, Any]:
-    schedules = [
-        x
-        for x in tf.nest.flatten(value)
-        if is_schedule(x) and not isinstance(x, Preconditioner | CovarianceEstimator | Average)
-    ]
-    if not schedules:
+def schedule_values(name: str, value: Any) -> list[np.ndarray]:
+    """Returns the values of the schedules in a kernel's parameter, at several steps."""
+    if name.endswith("_fn"):
+        return []
+    others = Preconditioner | CovarianceEstimator | Average
+    schedules = [x for x in tf.nest.flatten(value) if is_schedule(x) and not isinstance(x, others)]
+    return [np.asarray(x(tf.constant(t, tf.int64))) for x in schedules for t in _STEPS]
+
+
+def _describe_schedules(value: Any, name: str, key: str) -> dict[str, Any]:
+    values = schedule_values(name, value)
+    if not values:
         return {}
-    values = [np.asarray(x(tf.constant(t, tf.int64))) for x in schedules for t in _STEPS]
     steps = ", ".join(map(str, _STEPS))
     return {f"{key} at steps {steps}": tolerant_equality.record(values, rtol=1e-5, singly=True)}
 

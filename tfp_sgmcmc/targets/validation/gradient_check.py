@@ -29,7 +29,7 @@ def log_probs_of_rows(
     target: MinibatchLogProb, size: int
 ) -> Callable[[State], tuple[tf.Tensor, tf.Tensor]]:
     """Returns the function of a state that gives log prior and log likelihoods of `size` rows."""
-    rows = target.rows(tf.range(size))
+    rows = target.rows(tf.range(size) * (target.num_examples // size))
 
     def log_probs(state: State) -> tuple[tf.Tensor, tf.Tensor]:
         log_prior = target.log_prior(state)
