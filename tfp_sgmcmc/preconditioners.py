@@ -378,7 +378,8 @@ class RMSprop(Preconditioner):
         self.needs_curvature = gamma
 
     def init(self, state: State) -> SquaredGradients:
-        size = tf.zeros([], tf.nest.flatten(state)[0].dtype)
+        dtype = tf.nest.flatten(state)[0].dtype
+        size = tf.zeros([], dtype if dtype.size >= 4 else tf.float32)  # in which 0.999 < 1
         return SquaredGradients(tf.nest.map_structure(tf.zeros_like, state), size)
 
     def evaluate(
@@ -391,7 +392,9 @@ class RMSprop(Preconditioner):
             )
         total, size = info.num_examples, 1 + self.decay * own.size
         average = tf.nest.map_structure(
-            lambda v, g: v + ((g / total) ** 2 - v) / size, own.average, info.gradient
+            lambda v, g: v + ((g / total) ** 2 - v) / tf.cast(size, v.dtype),
+            own.average,
+            info.gradient,
         )
         scales = tf.nest.map_structure(lambda v: 1 / (self.epsilon + tf.sqrt(v)), average)
         settled = size * (1 - self.decay) >= 1 - math.exp(-1)  # (1 - decay) s_t = 1 - decay^t
@@ -400,7 +403,8 @@ class RMSprop(Preconditioner):
             v: tf.Tensor, m: tf.Tensor, g: tf.Tensor, z: tf.Tensor, hz: tf.Tensor
         ) -> tf.Tensor:
             slope = tf.math.divide_no_nan(g / total, tf.sqrt(v))  # bounded by s_t^1/2
-            return tf.where(settled, -slope / size * (z * hz / total) * m**2, 0.0)
+            slope /= tf.cast(size, slope.dtype)
+            return tf.where(settled, -slope * (z * hz / total) * m**2, 0.0)
 
         return LocalMatrix(
             multiply=lambda v: tf.nest.map_structure(tf.multiply, scales, v),

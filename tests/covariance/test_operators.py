@@ -277,3 +277,13 @@ def test_factors_in_half_precision(dtype: Any) -> None:
     np.testing.assert_allclose(
         tf.cast(inverse, tf.float64), np.linalg.inv(values), rtol=error, atol=error
     )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
+def test_conjugate_gradients_do_not_hide_what_is_not_finite(bad: float) -> None:
+    """The solution was zero, as for a vector of zeros; other chains keep theirs."""
+    made = matrices.DenseMatrix(tf.eye(2), matrices.Solver("cg"))
+    x = tf.constant([[bad, 1.0], [3.0, 4.0]])
+    found = made.solve(tf.ones([2, 2]), tf.constant(1.0), x).numpy()
+    assert np.isnan(found[0]).all()
+    np.testing.assert_allclose(found[1], [1.5, 2.0], rtol=1e-5)

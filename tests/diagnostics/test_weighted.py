@@ -184,3 +184,12 @@ def test_truth_values_and_integers_are_averaged_as_numbers() -> None:
         for value in (1.0, -1.0, 1.0, 1.0):
             own = reducer.one_step(tf.constant(value), own, results)
         assert float(reducer.finalize(own)) == pytest.approx(0.75)
+
+
+def test_an_expectation_without_weight_is_nan() -> None:
+    """And not the zero with which the sum begins."""
+    reducer = WeightedExpectationReducer()
+    kernel = sgmcmc.SGLD(sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2), 0.1)
+    start = tf.ones([2])
+    own = reducer.initialize(start, kernel.bootstrap_results(start))
+    assert np.isnan(reducer.finalize(own)).all()

@@ -247,3 +247,34 @@ def test_transformed_transition_kernel_is_told_that_it_hides_the_minibatches() -
     messages = caught(lambda: tfp.mcmc.TransformedTransitionKernel(inner, tfp.bijectors.Exp()))
     assert len(messages) == 1
     assert "TransformedTransitionKernel hides the target" in messages[0]
+
+
+def test_noise_beyond_the_range_of_half_precision() -> None:
+    """N (N - n) / n = 990,000 became infinite, and chains stood still; SGLD does not use it."""
+    data = np.zeros([10_000], np.float16)
+    target = sgmcmc.MinibatchLogProb(
+        lambda x: -0.5 * x**2, lambda x, batch: batch * x[..., None], data, 100
+    )
+    sgmcmc.SGLD(target, 0.1).bootstrap_results(tf.zeros([2], tf.float16))
+    for kernel in (sgmcmc.NOGIN, sgmcmc.SGFS, sgmcmc.SGHMC):
+        with pytest.raises(ValueError, match="noise_scale must be within the range of float16"):
+            kernel(target, 0.1).bootstrap_results(tf.zeros([2], tf.float16))
+
+
+def test_results_keep_the_value_that_a_variable_had() -> None:
+    step = tf.Variable(0.1)
+    kernel = sgmcmc.SGLD(sgmcmc.FullDataLogProb(lambda x: -0.5 * x**2), step)
+    _, results = kernel.one_step(tf.zeros([2]), kernel.bootstrap_results(tf.zeros([2])), seed=0)
+    step.assign(0.5)
+    np.testing.assert_allclose(results.step_size, 0.1)
+
+
+def test_a_part_without_entries() -> None:
+    """Its share of the kinetic energy was 0 / 0."""
+    target = sgmcmc.FullDataLogProb(
+        lambda a, b: -0.5 * (tf.reduce_sum(a**2, axis=-1) + tf.reduce_sum(b**2, axis=-1))
+    )
+    kernel = sgmcmc.SGNHT(target, 0.1, thermostat="per_part")
+    state = [tf.ones([2, 3]), tf.ones([2, 0])]
+    _, results = kernel.one_step(state, kernel.bootstrap_results(state), seed=0)
+    assert np.isfinite(kernel.largest_stable_step(1.0, results=results)).all()

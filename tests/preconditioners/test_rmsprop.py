@@ -137,3 +137,15 @@ def test_at_a_zero_gradient_all_is_finite() -> None:
 def test_bad_arguments(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RMSprop(**arguments)
+
+
+def test_half_precision_forgets_as_slowly_as_single_precision() -> None:
+    """In `bfloat16` 0.999 is 1, and 256 + 1 is 256."""
+    sizes = []
+    for dtype in (tf.float32, tf.bfloat16):
+        preconditioner, state = RMSprop(0.999), tf.ones([1], dtype)
+        own = preconditioner.init(state)._replace(size=tf.constant(900.0))
+        matrix, own = preconditioner.evaluate(state, 0, own, info(state))
+        assert matrix.divergence.dtype == dtype == own.average.dtype
+        sizes.append(float(own.size))
+    np.testing.assert_allclose(sizes, 900.1, rtol=1e-5)

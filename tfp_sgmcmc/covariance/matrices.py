@@ -64,7 +64,10 @@ class Solver(NamedTuple):
     def conjugate_gradient(
         self, multiply: Product, rhs: tf.Tensor, precondition: Product
     ) -> tf.Tensor:
-        """Solves for every chain. All chains iterate until the last one has converged."""
+        """Solves for every chain. All chains iterate until the last one has converged.
+
+        The solution is NaN where `rhs` or its square is not finite.
+        """
         tolerance = self.tolerance or {tf.float64: 1e-10, tf.float32: 1e-5}.get(rhs.dtype, 1e-2)
         target = tolerance**2 * _dot(rhs, rhs)
 
@@ -85,7 +88,8 @@ class Solver(NamedTuple):
 
         z = tf.ensure_shape(precondition(rhs), rhs.shape)
         start = (tf.zeros([], tf.int32), tf.zeros_like(rhs), rhs, z, _dot(rhs, z))
-        return tf.while_loop(unfinished, body, start, parallel_iterations=1)[1]
+        x = tf.while_loop(unfinished, body, start, parallel_iterations=1)[1]
+        return tf.where(tf.math.is_finite(target), x, np.nan)
 
 
 def as_solver(value: str | Solver) -> Solver:

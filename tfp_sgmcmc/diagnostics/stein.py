@@ -308,8 +308,8 @@ class KernelSteinDiscrepancyReducer(PeriodicReducer):
     at most `size` states are kept, with their gradients. When there is no room for another, every
     second state is dropped and `every` is doubled. So the kept states are always those after
     `every`, `2 every`, `3 every` and so on steps, and at least `size / 2` of them once there were
-    so many. It finalises to their squared discrepancy, `[chains...]`, which is NaN for fewer than
-    two states.
+    so many. It finalises to their squared discrepancy, `[chains...]`, which is NaN without any
+    state, and for the statistic "U" with fewer than two.
 
     Examples:
       >>> import tensorflow as tf, tensorflow_probability as tfp, tfp_sgmcmc as sgmcmc

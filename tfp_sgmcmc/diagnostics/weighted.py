@@ -158,8 +158,11 @@ class WeightedExpectationReducer(tfp.experimental.mcmc.Reducer):
         return WeightedMean(mean, total, own.total_squares + epsilon**2)
 
     def finalize(self, final_reducer_state: WeightedMean) -> Any:
-        """Returns the expectation."""
-        return final_reducer_state.mean
+        """Returns the expectation, NaN without any weight."""
+        has_weight = final_reducer_state.total > 0
+        return tf.nest.map_structure(
+            lambda m: tf.where(append_dims(has_weight, m), m, np.nan), final_reducer_state.mean
+        )
 
     def _values(self, state: State) -> Any:
         state = tf.nest.map_structure(tf.convert_to_tensor, state)

@@ -176,7 +176,9 @@ def _is_finite(state: State) -> bool:
 def as_dtype(value: Any, dtype: tf.DType) -> tf.Tensor:
     """Returns `value` as a tensor of this dtype."""
     # tf.cast would take a Python float through float32.
-    return tf.cast(value, dtype) if tf.is_tensor(value) else tf.convert_to_tensor(value, dtype)
+    if not tf.is_tensor(value):
+        return tf.convert_to_tensor(value, dtype)
+    return tf.cast(tf.convert_to_tensor(value), dtype)  # of a variable, its value now
 
 
 def number_as_dtype(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:

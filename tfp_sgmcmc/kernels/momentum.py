@@ -118,7 +118,7 @@ def normal_momentum(state: State, mass: State, spread: tf.Tensor, seed: tf.Tenso
 def kinetic_temperature(momentum: State, mass: State, chain_ndims: int) -> tf.Tensor:
     """Returns p^T m^-1 p / d, `[chains...]`, whose mean in equilibrium is the temperature."""
     energy = sum_events(map_parts(lambda p, m: p**2 / m, momentum, mass), chain_ndims)
-    return energy / num_entries(momentum, chain_ndims)
+    return energy / max(1, num_entries(momentum, chain_ndims))
 
 
 def midpoint_temperature(
@@ -126,7 +126,7 @@ def midpoint_temperature(
 ) -> tf.Tensor:
     """Returns p^T m^-1 (p + h g / 2) / d, `[chains...]`, for a force g, which is kicked by h g."""
     energy = map_parts(lambda p, g, m: p * (p + scaled(h / 2, g)) / m, momentum, force, mass)
-    return sum_events(energy, chain_ndims) / num_entries(momentum, chain_ndims)
+    return sum_events(energy, chain_ndims) / max(1, num_entries(momentum, chain_ndims))
 
 
 def mean_decay(x: tf.Tensor) -> tf.Tensor:

@@ -17,7 +17,13 @@ from tfp_sgmcmc.covariance import (
 from tfp_sgmcmc.covariance.base import Average, History, RunningMean
 from tfp_sgmcmc.covariance.estimators import Diag, Zero
 from tfp_sgmcmc.internal.checks import a_type
-from tfp_sgmcmc.internal.nest import State, append_dims, map_parts, squared_norm
+from tfp_sgmcmc.internal.nest import (
+    State,
+    append_dims,
+    map_parts,
+    number_as_dtype,
+    squared_norm,
+)
 from tfp_sgmcmc.kernels.momentum import scaled
 from tfp_sgmcmc.targets.base import GradientEstimate, Target
 
@@ -78,7 +84,7 @@ class GradientNoise:
         parts = tf.nest.flatten(state)
         sizes = [x.shape[chain_ndims:].num_elements() for x in parts]
         largest = max(sum(sizes[i] for i in group) for group in self.covariance.groups(parts))
-        largest = 1 if isinstance(self.covariance, Diag) else largest
+        largest = 1 if isinstance(self.covariance, Diag) else max(1, largest)
         return largest / (self._target.num_scores or 32)  # Keras' batch size, if not known
 
     def _estimator(self, state: State, chain_ndims: int) -> CovarianceEstimator:
@@ -90,6 +96,9 @@ class GradientNoise:
 
     def init(self, state: State, chain_ndims: int) -> CovarianceState:
         """Returns the estimator's state before the first step; raises for what does not fit."""
+        number_as_dtype(
+            "noise_scale", self._target.noise_scale or 0.0, tf.nest.flatten(state)[0].dtype
+        )
         return self.covariance.init(state, chain_ndims, self._target.num_scores)
 
     def estimate(
