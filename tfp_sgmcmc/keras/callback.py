@@ -525,6 +525,7 @@ class SamplerCallback(keras.callbacks.Callback):
     def _after_execution(self) -> None:
         self.recorder.after_execution(self._steps.most(self.model))
         self.result.end_execution()
+        self._preflight.after_steps(self.recorder.chain)
 
     def _cause_in_data(self) -> str | None:
         return cause_in_data(self.model, self._preflight.source)
@@ -575,6 +576,7 @@ class SamplerCallback(keras.callbacks.Callback):
         assert self._train_function is not None  # made by on_train_begin
         if self._auto is not None:
             self._auto.at_batch(batch, self.recorder.chain, self._preflight.source)
+        self._preflight.before_steps(self.recorder.chain, batch, self._steps.most(self.model))
         self._train_function.install()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

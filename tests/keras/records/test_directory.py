@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import keras
@@ -397,6 +398,24 @@ def test_weights_that_another_callback_restores_before_the_end_are_told(tmp_path
     callbacks = [Restores(), sampler(tmp_path)]
     with pytest.warns(UserWarning, match="must have the weights that fit has left"):
         make_model().fit(X, Y, batch_size=B, verbose=0, callbacks=callbacks)
+
+
+@pytest.mark.parametrize("method", ["on_epoch_end", "on_train_batch_end"])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_weights_that_another_callback_changes_during_fit_are_told(method, is_first):
+    """As clipping or pruning does, in a list before or behind the sampler."""
+
+    def halve(*_, **__):
+        model.set_weights([0.5 * w for w in model.get_weights()])
+
+    model, callback = make_model(), sampler(None)
+    callbacks = [keras.callbacks.LambdaCallback(**{method: halve}), callback]
+    arguments = {"batch_size": B, "epochs": 2, "verbose": 0}
+    with pytest.warns(UserWarning, match="another callback that changes weights"):
+        model.fit(X, Y, callbacks=callbacks[:: 1 if is_first else -1], **arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_model().fit(X, Y, callbacks=[sampler(None)], **arguments)
 
 
 @pytest.mark.parametrize("is_stored", [False, True])

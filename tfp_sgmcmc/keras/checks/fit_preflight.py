@@ -25,6 +25,7 @@ from tfp_sgmcmc.keras.records.fit_plan import CheckResults, FitPlan, make_plan, 
 from tfp_sgmcmc.keras.records.recorder import FitNumbers
 
 _LARGE = 2**26  # bytes of a full covariance below which memory is not checked
+_MOST_MARKS = 20  # of the first steps of a fit
 _MANY = 2**20  # all rows of a batch
 _MANY_SIZES = 20  # sizes of batches, for each of which XLA compiles the step
 _MOST_FULL = 10_000  # weights with a full covariance, which each step decomposes
@@ -59,7 +60,8 @@ class Preflight:
         self._loss: Any = None  # as it was compiled at the last fit
         self._epochs = self._burnin_epochs = 0
         self._num_skipped = 0
-        self._mark: Any = None  # of the chain's state at the end of the last epoch
+        self._mark: Any = None  # of the chain's state, as its last steps have left it
+        self._num_marks, self._is_marked = 0, False
         self._is_memory_checked = self._is_begun = self.is_verbose = False
         self._callback_list: keras.callbacks.CallbackList | None = None
 
@@ -121,19 +123,33 @@ class Preflight:
 
     def warn_of_other_weights(self, chain: Chain) -> None:
         now, before = chain.state.mark(), self._mark
+        self._mark = now
         if now is None or before is None or now[0] != before[0] or now[1] == before[1]:
             return
         warnings.warn(
             "The model must have the weights that fit has left, which are the state of the chain. "
             "Received: others, as after set_weights, or beside EarlyStopping with "
-            "restore_best_weights=True. The chain goes on from them, so that its next samples are "
+            "restore_best_weights=True or another callback that changes weights. The chain goes on from them, so that its next samples are "
             "no draws from the posterior until it has forgotten them.",
             stacklevel=2,
         )
 
+    def before_steps(self, chain: Chain | None, batch: int, num_steps: int) -> None:
+        """Looks for weights that another callback has changed, in the first steps of each epoch."""
+        num_batches = self.source.num_batches
+        is_last = num_batches is not None and batch + num_steps >= num_batches
+        self._is_marked = is_last or self._num_marks < _MOST_MARKS
+        if chain is not None and chain.state.has_run and (batch == 0 or self._is_marked):
+            self.warn_of_other_weights(chain)
+
+    def after_steps(self, chain: Chain | None) -> None:
+        """Marks what the first steps of a fit have left, and the last of each epoch."""
+        if chain is not None and self._is_marked:
+            self._mark, self._num_marks = chain.state.mark(), self._num_marks + 1
+
     def new_chain(self) -> None:
         """Repeats the checks at the next first batch, for another kernel on the same data."""
-        self._is_memory_checked = self._is_begun = False
+        self._is_memory_checked, self._is_begun, self._mark = False, False, None
 
     def before_variables(self, chain: Chain, x: Any, most_steps: int) -> None:
         """Plans the remaining fit and checks that memory and disk suffice.
@@ -210,7 +226,7 @@ class Preflight:
           UserWarning: the step size is above the largest stable one, or the covariance has skipped
             minibatches.
         """
-        self._mark = chain.state.mark()
+        self.warn_of_other_weights(chain)
         if chain.is_pilot:
             return
         self._stability.at_epoch_end(chain, self.source, total_epochs)
