@@ -224,6 +224,15 @@ class TestNumExamples:
             fit(model, sampler(num_examples=declared))
         assert_equal(model.get_weights(), before)
 
+    def test_too_few_batches_are_told_before_the_first_step(self):
+        model = make_model()
+        before = model.get_weights()
+        words = "Received: 12, but one epoch of fit has 2 batches of at most 4 examples"
+        data = tf.data.Dataset.from_tensor_slices((X, Y)).repeat().shuffle(12).batch(4)
+        with pytest.raises(ValueError, match=words):
+            fit(model, sampler(), x=data, y=None, batch_size=None, steps_per_epoch=2)
+        assert_equal(model.get_weights(), before)
+
     @pytest.mark.filterwarnings("ignore:Your input ran out of data")
     def test_too_many_declared(self):
         model = make_model()

@@ -272,6 +272,13 @@ def test_binary_crossentropy_of_several_labels_is_a_sum(form):
 class OwnError(keras.losses.MeanSquaredError):
     """A class of the user, which is taken for a likelihood."""
 
+    def call(self, y_true, y_pred):
+        return super().call(y_true, y_pred) / 0.02
+
+
+class SameError(keras.losses.MeanSquaredError):
+    """It evaluates the function of Keras."""
+
 
 LOSSES = keras.losses
 REFUSED = [
@@ -281,7 +288,8 @@ REFUSED = [
     LOSSES.MeanAbsolutePercentageError(), LOSSES.Huber(), LOSSES.LogCosh(),
     LOSSES.CosineSimilarity(), LOSSES.Hinge(), LOSSES.SquaredHinge(), LOSSES.CategoricalHinge(),
     LOSSES.BinaryFocalCrossentropy(), LOSSES.CategoricalFocalCrossentropy(), LOSSES.Dice(),
-    LOSSES.CategoricalGeneralizedCrossEntropy(),
+    LOSSES.CategoricalGeneralizedCrossEntropy(), SameError(),
+    functools.partial(LOSSES.huber, delta=0.1),
 ]  # fmt: skip
 ACCEPTED = [
     "crossentropy", "bce", "poisson",
@@ -289,7 +297,7 @@ ACCEPTED = [
     LOSSES.SparseCategoricalCrossentropy(), LOSSES.KLDivergence(), LOSSES.CTC(),
     LOSSES.sparse_categorical_crossentropy, NegativeLogLikelihood(heteroscedastic),
     unit_normal, lambda y, f: LOSSES.mean_squared_error(y, f) / 0.02, OwnError(),
-    functools.partial(LOSSES.huber, delta=0.1),
+    functools.partial(LOSSES.binary_crossentropy, from_logits=False),
 ]  # fmt: skip
 
 

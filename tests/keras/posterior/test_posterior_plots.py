@@ -95,3 +95,37 @@ def test_calibration_of_classes() -> None:
         axes = posterior(loss, slope).plot_calibration(x, y).axes[0]
         given, found = axes.lines[1].get_data()
         assert (np.abs(np.subtract(given, found)).max() < 0.1) == is_calibrated
+
+
+def test_padding_does_not_count() -> None:
+    """The model decides rightly at each step that counts, and padding is decided by chance."""
+    tokens = RNG.integers(1, 4, size=[200, 6])
+    tokens[:, 2:] = 0
+    inputs = keras.Input([6], dtype="int32")
+    embedded = keras.layers.Embedding(4, 4, mask_zero=True)(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(4, use_bias=False)(embedded))
+    model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    weights = [np.stack([w] * 2) for w in (np.eye(4), 9 * np.eye(4))]
+    weights[0][:, 0] = 0.0
+    found = Posterior(model, model.trainable_variables, [w.astype(np.float32) for w in weights])
+    labels = np.where(tokens == 0, 2, tokens)
+    shares = found.plot_calibration(tokens, labels).axes[0].lines[1].get_ydata()
+    np.testing.assert_allclose(shares, [1.0])
+
+
+@pytest.mark.parametrize("nest", [dict, list])
+def test_one_output_in_a_nest(nest: type) -> None:
+    """Keras gives the loss of a list of one output no place in it."""
+    inputs = keras.Input([1])
+    dense = keras.layers.Dense(1, use_bias=False)
+    outputs = {"y": dense(inputs)} if nest is dict else [dense(inputs)]
+    model = keras.Model(inputs, outputs)
+    model.compile(loss=losses.GaussianNLL(scale=1.0))
+    kernels = np.full([2, 1, 1], 2.0, np.float32)
+    found = Posterior(model, model.trainable_variables, [kernels])
+    y = {"y": Y} if nest is dict else [Y]
+    density = found.evaluate(X, y, verbose=0).log_predictive_density
+    expected = -0.5 * np.mean((Y - 2 * X) ** 2) - 0.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(density, expected, rtol=1e-5)
+    assert found.plot_calibration(X, Y).axes and found.plot_predictions(X, Y).axes
+    np.testing.assert_allclose(found.to_estimator().predict(X), 2 * X[:, 0], rtol=1e-6)

@@ -254,3 +254,21 @@ class TestInferenceData:
         monkeypatch.setitem(sys.modules, "arviz", None)
         with pytest.raises(ImportError, match=r'pip install "tfp_sgmcmc\[results\]"'):
             posterior.to_inference_data()
+
+
+def test_a_loaded_model_with_a_sequential_part(tmp_path):
+    """Keras leaves the name of a model within a model out of the paths of variables it loads."""
+    base = keras.Sequential([keras.Input([3]), keras.layers.Dense(2, name="conv")], name="base")
+    inputs = keras.Input([3])
+    model = keras.Model(inputs, keras.layers.Dense(1, name="head")(base(inputs)), name="net")
+    model.compile("sgd", loss="binary_crossentropy")
+    samples = [RNG.normal(size=[2, *v.shape]).astype(np.float32) for v in model.variables]
+    Posterior(model, model.trainable_variables, samples).save(tmp_path / "samples.npz")
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    found = Posterior.load(tmp_path / "samples.npz", loaded)
+    assert_equal(found.samples, samples)
+    assert [v.shape for v in found.variables] == [v.shape for v in model.variables]
+    other = keras.Model(inputs, keras.layers.Dense(1, name="other")(base(inputs)), name="net")
+    with pytest.raises(ValueError, match="head/kernel is in the file only"):
+        Posterior.load(tmp_path / "samples.npz", other)

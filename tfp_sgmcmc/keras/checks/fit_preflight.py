@@ -129,8 +129,9 @@ class Preflight:
         warnings.warn(
             "The model must have the weights that fit has left, which are the state of the chain. "
             "Received: others, as after set_weights, or beside EarlyStopping with "
-            "restore_best_weights=True or another callback that changes weights. The chain goes on from them, so that its next samples are "
-            "no draws from the posterior until it has forgotten them.",
+            "restore_best_weights=True or another callback that changes weights. The chain goes on "
+            "from them, so that its next samples are no draws from the posterior until it has "
+            "forgotten them.",
             stacklevel=2,
         )
 
@@ -256,7 +257,15 @@ class Preflight:
 
 
 def check_size(source: Source, num_examples: int) -> None:
-    """Raises ValueError if the data of a fit have a known size other than N."""
+    """Raises ValueError if the data of a fit have a known size other than N, or too few batches."""
+    size, count = source.batch_size, source.num_batches
+    most = None if source.arrays is not None or not size or count is None else size * count
+    if most is not None and most < num_examples and not source.are_independent:
+        raise ValueError(
+            f"num_examples must be the number of training examples. Received: {num_examples}, but "
+            f"one epoch of fit has {count} batches of at most {size} examples. If steps_per_epoch "
+            "makes an epoch shorter than the data, pass check_num_examples=False."
+        )
     if source.num_examples not in (None, num_examples):
         raise ValueError(
             "num_examples must be the number of training examples, without the validation split. "

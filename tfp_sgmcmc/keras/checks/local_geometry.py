@@ -167,10 +167,12 @@ def _centred_gradients(
         width = max(1, rows // most)
     count = rows // width
     if count < 4:
+        advice = "Give fit arrays, or sgmcmc.keras.IndependentBatches."
+        if width == batch_size and rows >= 4:
+            advice = f"Give a batch_size of at most {rows // 4}."
         raise ValueError(
             "The data must have at least four groups of examples to measure the noise of the "
-            f"gradient. Received: {rows} examples in groups of {width}. Give fit arrays, or "
-            "sgmcmc.keras.IndependentBatches."
+            f"gradient. Received: {rows} examples in groups of {width}. {advice}"
         )
     order = np.random.default_rng(0).permutation(rows)
     gradients = []

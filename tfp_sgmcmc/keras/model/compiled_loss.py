@@ -228,9 +228,12 @@ def counts(model: keras.Model, given: dict[int, Any], outputs: Any) -> np.ndarra
 
 def _function_of_keras(loss: Any) -> Any:
     """Returns the function of Keras that a loss evaluates, or None for a loss of the user."""
-    if isinstance(loss, keras.losses.Loss) and not type(loss).__module__.startswith("keras."):
+    own = isinstance(loss, keras.losses.Loss) and type(loss).call.__module__
+    if own and not own.startswith("keras."):
         return None
     fn = getattr(loss, "fn", loss)
+    while isinstance(fn, functools.partial):
+        fn = fn.func
     return fn if getattr(fn, "__module__", "").startswith("keras.") else None
 
 
@@ -266,7 +269,7 @@ def _call_compiled(
     model: keras.Model, y: Any, outputs: Any, weight: Any, wrap: Callable[[Any], LossFn]
 ) -> tf.Tensor:
     """Returns the weighted sum over outputs of `wrap(loss)(y_true, y_pred, weight)`."""
-    compiled = internals.shallow_copy(model._compile_loss)
+    compiled = internals.shallow_copy(_built_loss(model, y, outputs))
     compiled._flat_losses = [e._replace(loss=wrap(e.loss)) for e in compiled._flat_losses]
     # With several outputs, each has a metric of its mean loss, which must not be updated.
     try:
@@ -397,17 +400,23 @@ def activate(model: keras.Model, outputs: Any) -> Any:
     return keras.tree.pack_sequence_as(outputs, flat)
 
 
-def placed_losses(model: keras.Model, outputs: Any) -> list[tuple[int, keras.losses.Loss]]:
-    """Returns the losses, each with the place of its output among the flattened outputs."""
+def _built_loss(model: keras.Model, y: Any, outputs: Any) -> Any:
+    """Returns the compiled loss; one for labels like y where `fit` has built none yet."""
     compiled = model._compile_loss
-    if compiled is None:
-        return []
-    if not compiled.built:  # `fit` builds it, so a model that was only loaded has it unbuilt
+    if not compiled.built:
         names = compiled.output_names
         compiled = type(compiled)(compiled._user_loss, compiled._user_loss_weights, "sum", names)
         # It creates metrics, which are not used. A traced function may create no variables.
         with tf.Graph().as_default():
-            compiled.build(outputs, outputs)
+            compiled.build(y, outputs)
+    return compiled
+
+
+def placed_losses(model: keras.Model, outputs: Any) -> list[tuple[int, keras.losses.Loss]]:
+    """Returns the losses, each with the place of its output among the flattened outputs."""
+    if model._compile_loss is None:
+        return []
+    compiled = _built_loss(model, outputs, outputs)
     order = keras.tree.pack_sequence_as(outputs, list(range(len(keras.tree.flatten(outputs)))))
     placed = []
     for path, loss, *_ in compiled._flat_losses:
@@ -415,5 +424,6 @@ def placed_losses(model: keras.Model, outputs: Any) -> list[tuple[int, keras.los
         for key in path:
             by_name = isinstance(key, str) and not isinstance(place, dict)
             place = place[model.output_names.index(key) if by_name else key]
-        placed.append((place, loss))
+        (number,) = keras.tree.flatten(place)  # Keras gives no path to a single output in a nest
+        placed.append((number, loss))
     return placed

@@ -288,14 +288,12 @@ class Evaluator:
         weights, densities, mean = [], [], None
         decisions: dict[int, list[Any]] = {}
         numbers: dict[int, list[Any]] = {}
-        for batch in self._batches(samples, data):
+        for batch in self.each_batch(samples, data):
             weights.append(batch.weight)
             densities.append(batch.log_density)
             mean = batch.mean
-            outputs = keras.tree.flatten(mean)
-            for place, kind in compiled_loss.classes(self._model, mean).items():
-                confidence, hit, counts = decided(outputs[place], batch.labels[place], kind)
-                _append(decisions, place, confidence, hit, counts * batch.counts(place, hit))
+            for place, found in self.decisions(batch).items():
+                decisions.setdefault(place, []).append(found)
             observed = likelihoods.of_numbers(self._model, mean)
             if observed:
                 stacked = keras.tree.flatten(self._outputs(samples, [batch.x], batches.no_tick))
@@ -305,7 +303,8 @@ class Evaluator:
                 y = np.asarray(batch.labels[place], np.float64).reshape(mixture.shape)
                 error, crps = (mixture.mean() - y) ** 2, mixture.crps(y)
                 covered = mixture.coverage(y, _LEVEL)
-                _append(numbers, place, error, crps, covered, batch.counts(place, y))
+                parts = error, crps, covered, batch.counts(place, y)
+                numbers.setdefault(place, []).append([np.ravel(part) for part in parts])
         weight, density = np.concatenate(weights), np.concatenate(densities)
         nonnegative_weights("sample_weight", weight)
         counts = weight > 0
@@ -324,10 +323,19 @@ class Evaluator:
             *(internals.at_places(mean, values) for values in scores),
         )
 
+    def decisions(self, batch: Evaluated) -> dict[int, list[np.ndarray]]:
+        """Returns confidence, hits and weights of classifications, `[entries]`, by place."""
+        found, outputs = {}, keras.tree.flatten(batch.mean)
+        for place, kind in compiled_loss.classes(self._model, batch.mean).items():
+            confidence, hit, counts = decided(outputs[place], batch.labels[place], kind)
+            parts = confidence, hit, counts * batch.counts(place, hit)
+            found[place] = [np.ravel(part) for part in parts]
+        return found
+
     def calibrate(self, samples: SampleArrays, data: batches.Batches) -> TemperatureScaling:
         """Fits a temperature to the labels of `data`, as `Posterior.calibrate` does."""
         parts, axis = [], None
-        for batch in self._batches(samples, data):
+        for batch in self.each_batch(samples, data):
             classes = compiled_loss.classes(self._model, batch.mean)
             if len(classes) != 1:
                 raise ValueError(
@@ -354,7 +362,7 @@ class Evaluator:
             rows += values.shape[-1]
         return np.concatenate(parts, axis=-1)
 
-    def _batches(self, samples: SampleArrays, data: batches.Batches) -> Iterator[Evaluated]:
+    def each_batch(self, samples: SampleArrays, data: batches.Batches) -> Iterator[Evaluated]:
         """Yields the averages over samples for each batch."""
         rows = 0
         for block, tick in self._blocks(data):
@@ -411,10 +419,6 @@ def _check_count(model: keras.Model, y: Any) -> None:
         return
     words = f"y must have an array for each output that has a loss, here {expected}"
     raise ValueError(f"{words}. Received: {given}.")
-
-
-def _append(found: dict[int, list[Any]], place: int, *arrays: np.ndarray) -> None:
-    found.setdefault(place, []).append([np.ravel(a) for a in arrays])
 
 
 def decided(p: np.ndarray, label: Any, classes: compiled_loss.Classes) -> tuple[np.ndarray, ...]:

@@ -557,7 +557,13 @@ class Posterior:
           ValueError: the model has several outputs, or one that is neither a class nor has a
             `NegativeLogLikelihood`; y has another shape than predictions.
         """
-        return plot_calibration(self, x, y, batch_size)
+        evaluator = self._function(Evaluator)
+
+        def evaluated(labels: Any) -> Any:
+            data = self._labelled(x, labels, None, batch_size, steps=None, verbose=0)
+            return evaluator.each_batch(self._arrays(), data)
+
+        return plot_calibration(self, evaluator, evaluated, x, y, batch_size)
 
     def plot_predictions(self, x: Any, y: Any = None, batch_size: int | None = None) -> Any:
         """Returns a `matplotlib.figure.Figure` of predicted numbers with 50 % and 90 % bands.

@@ -362,7 +362,8 @@ def estimator(posterior: Any) -> Any:
     class Regressor(RegressorMixin, Estimator):
         def predict(self, x: Any) -> np.ndarray:
             """Returns the predictive mean, `[rows]`."""
-            mean = self.posterior.predict(x, verbose=0).predictive.mean
+            predictive = self.posterior.predict(x, verbose=0).predictive
+            mean = keras.tree.flatten(predictive)[0]  # also of a nest with one output
             if mean.ndim > 2 or mean.shape[1:] not in ((), (1,)):
                 raise ValueError(
                     "The model must predict one number for each row. Received: predictions of "
@@ -377,7 +378,8 @@ def estimator(posterior: Any) -> Any:
 
         def predict_proba(self, x: Any) -> np.ndarray:
             """Returns the mean probabilities of the classes, `[rows, classes]`."""
-            p = np.asarray(self.posterior.predict(x, verbose=0).mean, np.float64)
+            (p,) = keras.tree.flatten(self.posterior.predict(x, verbose=0).mean)
+            p = np.asarray(p, np.float64)
             p = np.concatenate([1 - p, p], axis=1) if p.shape[1] == 1 else p
             return p / p.sum(axis=1, keepdims=True)
 

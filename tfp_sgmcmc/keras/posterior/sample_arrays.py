@@ -215,7 +215,7 @@ def read_file(
         raise ValueError(
             f"{os.fspath(path)} must hold samples of the model {model.name!r}. Received: samples "
             f"of another model: {_difference(described, model)}. A model that was loaded by "
-            "keras.models.load_model, or whose layers are given names, keeps its variables' paths."
+            "keras.models.load_model, or whose layers are given names, keeps their names."
         )
     try:
         checked(samples, variables, num_chains)
@@ -244,15 +244,22 @@ def _matching(described: list[Description], model: keras.Model) -> list[keras.Va
 
     Keras numbers layers without a name of their own in the order in which a process makes them. So
     if paths differ, they are compared without such numbers, where the file has all variables that
-    are alike then.
+    are alike then; and then without the models within models, which a loaded model may leave out.
     """
     here = [_description(v, model) for v in model.variables]
     found = _taken(described, here, model.variables)
-    if found is None:
-        here, described = [_unnumbered(d) for d in here], [_unnumbered(d) for d in described]
-        if all(here.count(d) == described.count(d) for d in described):
-            found = _taken(described, here, model.variables)
+    for shortened in (_unnumbered, _of_layer):
+        if found is None:
+            here, described = [*map(shortened, here)], [*map(shortened, described)]
+            if all(here.count(d) == described.count(d) for d in described):
+                found = _taken(described, here, model.variables)
     return found
+
+
+def _of_layer(description: Description) -> Description:
+    """Returns the description with the path from the variable's layer on."""
+    path, *rest = description
+    return "/".join(path.split("/")[-2:]), *rest
 
 
 def _taken(

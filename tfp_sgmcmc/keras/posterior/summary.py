@@ -6,6 +6,7 @@ The figures show traces of weights, the calibration of predictions, and bands of
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -21,7 +22,7 @@ from tfp_sgmcmc.internal import checks
 from tfp_sgmcmc.internal.extras import import_figure
 from tfp_sgmcmc.internal.tables import Table, decimals_for, number, shown_by
 from tfp_sgmcmc.keras.model import compiled_loss
-from tfp_sgmcmc.keras.posterior.evaluate import decided
+from tfp_sgmcmc.keras.posterior.evaluate import Evaluated, Evaluator
 from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
 
 _SHOWN = 20  # rows that are printed
@@ -121,24 +122,34 @@ def plot(found: Summary, traces: np.ndarray, weights: np.ndarray | None, num_ent
     return figure
 
 
-def plot_calibration(posterior: Any, x: Any, y: Any, batch_size: int | None) -> Any:
-    """Returns the figure of `Posterior.plot_calibration`."""
+def plot_calibration(
+    posterior: Any,
+    evaluator: Evaluator,
+    evaluated: Callable[[Any], Iterator[Evaluated]],
+    x: Any,
+    y: Any,
+    batch_size: int | None,
+) -> Any:
+    """Returns the figure of `Posterior.plot_calibration`; `evaluated` yields batches of labels."""
     figure = import_figure("plot_calibration")(figsize=(4.2, 4.2), layout="constrained")
     y = checks.array("y", y, finite=False)
-    p = posterior.predict(x, batch_size, verbose=0).mean
-    kinds = compiled_loss.classes(posterior.model, p)
-    if len(keras.tree.flatten(p)) != 1:
+    outputs = posterior.predict(x, batch_size, verbose=0).mean
+    kinds, flat = compiled_loss.classes(posterior.model, outputs), keras.tree.flatten(outputs)
+    if len(flat) != 1:
         raise ValueError("plot_calibration needs a model with one output. Received: several.")
+    p = flat[0]
     axes = figure.subplots()
+
+    def each(labels: np.ndarray) -> Iterator[Evaluated]:
+        return evaluated(keras.tree.pack_sequence_as(outputs, [labels]))
+
     axes.plot([0, 1], [0, 1], color="0.6", linestyle="--", linewidth=1)
     if kinds:
         (kind,) = kinds.values()
         labelled = p.argmax(axis=kind.axis) if kind.is_sparse and kind.axis is not None else p
         y = _observed(y, labelled.shape)
-        first = keras.tree.map_structure(lambda a: np.asarray(a)[:1], (x, y))
-        compiled_loss.build(posterior.model, *first, None)
-        compiled_loss.check_labels(posterior.model, y, p)
-        confidence, hit, counts = (np.ravel(part) for part in decided(p, y, kind))
+        parts = [part for batch in each(y) for part in evaluator.decisions(batch).values()]
+        confidence, hit, counts = map(np.concatenate, zip(*parts, strict=True))
         bins = np.clip((confidence * _BINS).astype(int), 0, _BINS - 1)
         total = np.bincount(bins, counts, _BINS)
         used = total > 0
@@ -150,10 +161,11 @@ def plot_calibration(posterior: Any, x: Any, y: Any, batch_size: int | None) -> 
     else:
         low, high = (1 - _LEVELS) / 2, (1 + _LEVELS) / 2
         q = posterior.predict(x, batch_size, verbose=0, quantiles=[*low, *high])
-        q = keras.tree.flatten(q.predictive.quantiles)[0]
+        q = _only(q.predictive).quantiles
         y = _observed(y, q.shape[1:])
         inside = (q[: len(low)] <= y) & (y <= q[len(low) :])
-        found = inside.reshape(len(low), -1).mean(axis=1)
+        counts = [np.ravel(x.counts(0, x.labels[0])) for x in each(y)]
+        found = np.average(inside.reshape(len(low), -1), axis=1, weights=np.concatenate(counts))
         axes.plot(_LEVELS, found, "o-", label="posterior predictive")
         axes.set(xlabel="probability of the central interval", ylabel="share of observations in it")
     axes.set(xlim=(0, 1), ylim=(0, 1))
@@ -166,7 +178,7 @@ def plot_predictions(posterior: Any, x: Any, y: Any, batch_size: int | None) -> 
     figure = import_figure("plot_predictions")(figsize=(6.4, 3.6), layout="constrained")
     y = None if y is None else checks.array("y", y, finite=False)
     levels = [0.05, 0.25, 0.75, 0.95]
-    predictive = posterior.predict(x, batch_size, verbose=0, quantiles=levels).predictive
+    predictive = _only(posterior.predict(x, batch_size, verbose=0, quantiles=levels).predictive)
     if isinstance(predictive, list | dict):
         raise ValueError("plot_predictions needs a model with one output. Received: several.")
     mean, bands = np.asarray(predictive.mean), np.asarray(predictive.quantiles)
@@ -187,6 +199,13 @@ def plot_predictions(posterior: Any, x: Any, y: Any, batch_size: int | None) -> 
     axes.set(xlabel="x" if is_line else "row, by predicted mean", ylabel="y")
     axes.legend(fontsize="small")
     return figure
+
+
+def _only(predictive: Any) -> Any:
+    """Returns the predictive of a nest of one output, and any other nest as it is."""
+    if isinstance(predictive, list | dict) and len(predictive) == 1:
+        return next(iter(predictive.values() if isinstance(predictive, dict) else predictive))
+    return predictive
 
 
 def _observed(y: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
