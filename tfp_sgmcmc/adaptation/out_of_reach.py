@@ -143,7 +143,7 @@ class FarMass(NamedTuple):
 
     def is_small_by(self, factor: float) -> bool:
         """Whether that is so with a factor to spare."""
-        return factor * self.share <= _MOST_SHARE and factor * self.spread <= _MOST_SPREAD
+        return factor * self.share <= _MOST_SHARE and factor * self.widest <= _MOST_SPREAD
 
     def __str__(self) -> str:
         return (
