@@ -105,3 +105,13 @@ def test_parameters_that_are_constant_up_to_rounding_are_not() -> None:
     assert not flags_of_spacing(draws, as_problem(lambda c: tf.zeros([]), bijector))
     # The same rounding is told where no bijector computes it.
     assert flags_of_spacing(draws, as_problem(lambda c: tf.zeros([])))
+
+
+def test_a_draw_at_the_bound_of_a_parameter_is_left_out() -> None:
+    """It is infinite without the bound, and made all others NaN."""
+    draws = np.random.default_rng(0).standard_normal([400, 2]).astype(np.float32)
+    draws[7, 0] = np.inf
+    share = rounded_share(lambda x: -0.5 * (x**2).sum(axis=-1), draws, np.random.default_rng(0))
+    assert share == 0.0
+    draws[:] = np.inf
+    assert rounded_share(lambda x: x[:, 0], draws, np.random.default_rng(0)) == 1.0

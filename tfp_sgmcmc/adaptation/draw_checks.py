@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfp_sgmcmc.adaptation.coordinates import FINER_NUMBERS, widest_spacing
-from tfp_sgmcmc.adaptation.funnel_check import funnel_check
+from tfp_sgmcmc.adaptation.funnel_check import NUM_MOVES, funnel_check
 from tfp_sgmcmc.adaptation.langevin import (
     MOST_WORST,
     ExcessVariance,
@@ -38,6 +38,8 @@ _NOTED_EXCESS, _NOTED_SHIFT = 0.04, 0.05
 _MOST_DIVERGENCES = 0.01  # share of draws
 _MOST_ROUNDED = 0.05  # share of draws
 _FUNNEL = 0.03  # of means and standard deviations, by moves along a funnel
+_MOST_AT_BOUNDS = 0.1  # of the results, which checks by gradients may leave out
+_MORE_MOVES = 4  # times as many, where a change is not clear
 _MOST_SPACING = 0.75  # standard deviations between two numbers; they are then 2.3 % too large
 _CERTAIN = 0.05  # by importance weights, of means in standard deviations and of standard deviations
 
@@ -110,7 +112,8 @@ def check_draws(
     most = _MOST_TESTED if prepared.is_noisy else max(50, len(flat) // 10)
     picked = evenly_spread(len(flat), most)
     z = whitened(tf.nest.map_structure(lambda x: x[picked], states), prepared.bijector)
-    fit = gradient_fit(z, prepared.gradients(z, seed))
+    z, gradients = _without_rounded(z, prepared.gradients(z, seed))
+    fit = gradient_fit(z, gradients)
     line += (
         f" Their variance is {fit.temperature:.3f} +- {fit.error:.3f} of the posterior's by their "
         "gradients."
@@ -147,6 +150,13 @@ def _told(flag: Flag | None) -> list[Flag]:
 def whitened(states: Any, bijector: Any) -> np.ndarray:
     """Returns z of draws."""
     return bijector.inverse(tf.nest.map_structure(tf.convert_to_tensor, states)).numpy()
+
+
+def _without_rounded(z: np.ndarray, gradients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Leaves out results where few draws were rounded to a bound of their parameters."""
+    is_bad = ~(np.isfinite(z) & np.isfinite(gradients)).all(axis=(1, 2))
+    kept = slice(None) if is_bad.mean() > _MOST_AT_BOUNDS else ~is_bad
+    return z[kept], gradients[kept]
 
 
 def _flag_of_noise(excess: ExcessVariance, of_pilot: ExcessVariance) -> Flag | None:
@@ -277,6 +287,9 @@ def _flag_of_funnel(
         wide = draws.astype(np.float64)
         try:
             found = funnel_check(log_prob_fn, wide, problem.num_examples, rng)
+            if found and found.is_wrong(_FUNNEL, 0.5) and not found.is_wrong(_FUNNEL, 3.0):
+                moves = _MORE_MOVES * NUM_MOVES  # which come farther into a neck
+                found = funnel_check(log_prob_fn, wide, problem.num_examples, rng, moves)
         except np.linalg.LinAlgError:  # draws that overflow or stick, which other checks tell
             return None
     if found is None or not found.is_wrong(_FUNNEL, 3.0):

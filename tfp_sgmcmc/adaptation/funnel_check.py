@@ -10,7 +10,7 @@ from tfp_sgmcmc.diagnostics.convergence import batch_means_standard_error
 from tfp_sgmcmc.diagnostics.vector_functions import LogProbs
 from tfp_sgmcmc.targets.data import evenly_spread
 
-_MOVES, _REFIT = 80, 8
+NUM_MOVES, _REFIT = 80, 8
 _LENGTHS = (1.0, 2.0, 3.0)  # of moves, in standard deviations of the entry
 _MOST_DRAWS, _MOST_TERMS = 4000, 4e7  # rows of data times evaluated log posteriors
 _LEAST_RATE, _ROUNDS = 0.2, 5  # of logarithms of a width by a deviation, and of its fit
@@ -62,6 +62,7 @@ def funnel_check(
     draws: np.ndarray,
     num_examples: int,
     rng: np.random.Generator,
+    num_moves: int = NUM_MOVES,
 ) -> FunnelCheck | None:
     r"""Returns what moves along the funnel do to draws; None if there is none.
 
@@ -84,6 +85,7 @@ def funnel_check(
       draws: flat unconstrained states, `[results, chains, D]`.
       num_examples: N, which decides how many draws are moved.
       rng: random numbers.
+      num_moves: how often each draw is moved.
     """
     (num_results, num_chains, dim), size = draws.shape, draws.shape[0] * draws.shape[1]
     if not 2 <= dim <= min(_MOST_ENTRIES, size // _DRAWS_PER_ENTRY):
@@ -96,11 +98,11 @@ def funnel_check(
     funnels = sorted((_Funnel(z, j, rounds=1) for j in range(dim)), key=lambda f: -f.strength)
     if not funnels[0].strength:
         return None
-    most = np.clip(_MOST_TERMS / _MOVES / num_examples, 400, _MOST_DRAWS)
+    most = np.clip(_MOST_TERMS / NUM_MOVES / num_examples, 400, _MOST_DRAWS)
     picked = z.reshape(draws.shape)[evenly_spread(num_results, max(2, int(most) // num_chains))]
     least = _LEAST_SHARE * funnels[0].strength
     found = [
-        _moved(lambda z: log_prob_fn(mean + deviation * z), picked, funnel.entry, rng)
+        _moved(lambda z: log_prob_fn(mean + deviation * z), picked, funnel.entry, rng, num_moves)
         for funnel in funnels[:_FUNNELS]
         if funnel.strength >= least
     ]
@@ -112,6 +114,7 @@ def _moved(
     draws: np.ndarray,
     entry: int,
     rng: np.random.Generator,
+    num_moves: int,
 ) -> FunnelCheck:
     """Returns what moves along one entry do to standardized draws, `[results, chains, D]`.
 
@@ -123,7 +126,7 @@ def _moved(
     places = np.arange(len(moved)).reshape(draws.shape[:2])
     axis = 1 if draws.shape[1] > 1 else 0  # of chains, or of the results of one chain
     halves = [part.ravel() for part in np.array_split(places, 2, axis=axis)]
-    for turn in range(_MOVES):
+    for turn in range(num_moves):
         if turn % _REFIT == 0:  # the moved draws know more of the neck
             funnels = [_Funnel(moved[half], entry) for half in halves]
         delta = _LENGTHS[turn % len(_LENGTHS)] * rng.standard_normal(len(moved))

@@ -27,7 +27,7 @@ _FEW_TERMS = 1e8  # the same, of a second look at a share that seems small
 _MOST_LOG = 600.0  # of a weight; a larger one would overflow
 _RARE = 30.0  # posterior over proposal; thousands of proposals hardly come where it is larger
 _MOST_SHARE = 0.02  # of the posterior where proposals hardly come
-_MOST_SPREAD = 0.2  # what it adds to variances, so that standard deviations are 10 % too small
+_MOST_SPREAD = 0.2  # added to a variance, so that a standard deviation is 10 % too small
 _CLEARLY = 4.0  # times smaller, so that a few draws are enough to tell
 _LEAST_VISITS = 30  # of a place whose share of the posterior is not known
 _FEWEST_VISITS, _NOTED_SHARE = 5, 0.02  # of others, and the error of the share that is accepted
@@ -122,7 +122,6 @@ class FarMass(NamedTuple):
 
     Attributes:
       share: the share of the posterior that it holds.
-      spread: what it adds to the variances of the proposal, on average over all directions.
       distance: half of it is farther from the proposal's mean, in its standard deviations.
       widest: what it adds to the variance along the direction where that is most.
       num_effective: the number of equal draws whose share would be known as well.
@@ -130,7 +129,6 @@ class FarMass(NamedTuple):
     """
 
     share: float
-    spread: float
     distance: float
     widest: float
     num_effective: float
@@ -214,15 +212,14 @@ def far_mass(
         log_ratio[there] += corrected_fn(draws[there], log_probs[heavy]) - log_probs[heavy]
         mass = mass_of()
     if not (total := mass.sum()) > 0:
-        return FarMass(0.0, 0.0, np.inf, 0.0, 0.0)
+        return FarMass(0.0, np.inf, 0.0, 0.0)
     distances = np.linalg.norm(z, axis=1)
     order = np.argsort(distances)
     middle = np.searchsorted(mass[order].cumsum(), total / 2)
     distance = distances[order[min(middle, len(z) - 1)]]
-    share, spread = total / (1 + total), mass @ distances**2 / dim
     widest = np.linalg.eigvalsh(z.T @ (mass[:, np.newaxis] * z))[-1]
     num_effective = total**2 / (mass**2).sum()
-    figures = map(float, (share, spread, distance, widest, num_effective))
+    figures = map(float, (total / (1 + total), distance, widest, num_effective))
     return FarMass(*figures, draws[int(np.argmax(mass))])
 
 

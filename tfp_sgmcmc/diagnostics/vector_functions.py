@@ -157,12 +157,16 @@ def rounded_share(log_prob_fn: LogProbs, draws: np.ndarray, rng: np.random.Gener
     """Returns the share of draws at which hardly any move changes a log density by much.
 
     A value that is not finite, such as NaN where a factorisation fails, counts as such a change.
+    Draws that are not finite themselves, as they lie at a bound of a parameter, are left out.
 
     Args:
       log_prob_fn: log densities of flat states, `[K, D]`.
       draws: flat states, `[draws, D]`.
       rng: random numbers.
     """
+    draws = draws[np.isfinite(draws).all(axis=1)]
+    if not len(draws):
+        return 1.0
     rows = draws[evenly_spread(len(draws), _NUM_ROUNDED)]
     normals = rng.standard_normal(rows.shape)
     with np.errstate(all="ignore"):

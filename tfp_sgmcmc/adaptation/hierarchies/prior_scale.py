@@ -158,11 +158,12 @@ def check_proper(
     values = _log_probs(problem, flat + ends, center)
     with np.errstate(invalid="ignore"):
         falls = values[::2] - values[1::2]
-    if np.all((falls > np.log(_FAR / _NEAR)) | ~np.isfinite(values[1::2])):
+    is_proper = (falls > np.log(_FAR / _NEAR)) | ~np.isfinite(values[1::2])
+    if is_proper.all():
         return
     parts = tf.nest.flatten(unflatten_events(direction, center, 0))
     name = part_names(center)[int(np.argmax([np.abs(x).max() for x in parts]))]
-    least = np.min(falls)
+    least = np.min(falls[~is_proper])
     change = f"falls by only {least:.3g}"
     cure = "Neither prior nor data inform it. Give a proper prior, or remove redundant parameters."
     if least < -1.0:
