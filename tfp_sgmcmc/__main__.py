@@ -29,6 +29,9 @@ from tfp_sgmcmc import __version__
 @contextlib.contextmanager
 def _hidden_start_up_lines() -> Generator[None]:
     """Hides what TensorFlow's libraries write to stderr when they load, whatever the log level."""
+    if sys.stderr is None:  # a process without a console
+        yield
+        return
     sys.stderr.flush()
     saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:

@@ -136,6 +136,10 @@ def test_a_run_goes_on_only_with_the_data_with_which_it_was_begun(
     words = "began, y.npy was written again. The rows" if has_files else "begun. The rows"
     with pytest.raises(ValueError, match=f"must go on with .*{words} are others"):
         pool()
+    if has_files:  # which the target need not name again
+        options = {}
+        with pytest.raises(ValueError, match="must go on with .* The rows are others"):
+            pool()
     (folder / settings_file.FILE).unlink()
     assert pool()[1] != expected  # drawn again, as there were no choices
 

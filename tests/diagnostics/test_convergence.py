@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfp_sgmcmc.diagnostics import convergence
 from tfp_sgmcmc.diagnostics.convergence import (
@@ -160,3 +161,13 @@ def test_independent_chains_are_not_called_dependent() -> None:
 
 def test_the_digits_of_a_huge_rhat_are_left_out() -> None:
     assert [rhat_text(x) for x in (1.0043, 999.5, 3.9e14)] == ["1.004", "999.500", "above 1000"]
+
+
+def test_the_limit_under_checks_of_numerics() -> None:
+    """They refuse infinite numbers that TensorFlow Probability masks later."""
+    convergence._chi2_quantile.cache_clear()
+    tf.debugging.enable_check_numerics()
+    try:
+        assert rhat_limit(4, 30, 400.0) > 1.0
+    finally:
+        tf.debugging.disable_check_numerics()

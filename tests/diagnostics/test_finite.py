@@ -1,5 +1,7 @@
 """check_finite says where a chain broke down, and keeps the results before."""
 
+import pickle
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -60,3 +62,12 @@ def test_a_step_size_that_is_too_large() -> None:
     kept = caught.value.samples
     assert all(len(x) == caught.value.step and np.all(np.isfinite(x)) for x in kept)
     np.testing.assert_array_equal(kept[1], samples[1][: caught.value.step])
+
+
+def test_the_error_of_a_worker_comes_back() -> None:
+    """A pool of processes that cannot read it back breaks, and the other shards are lost."""
+    with pytest.raises(sgmcmc.NonFiniteChainError) as caught:
+        sgmcmc.check_finite(broken(np.nan))
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert str(error) == str(caught.value) and (error.step, error.part) == (6, ("b", 0))
+    np.testing.assert_array_equal(error.samples["a"], caught.value.samples["a"])

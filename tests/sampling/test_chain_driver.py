@@ -1,7 +1,9 @@
 """`sample_chain` takes the same steps as a loop by hand, however many it compiles into one call."""
 
 import copy
+import errno
 import functools
+import io
 import pickle
 import signal
 import sys
@@ -264,6 +266,35 @@ def test_a_second_ctrl_c_raises() -> None:
         assert interrupt.is_set()
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_that_the_process_ignores_ends_no_run() -> None:
+    """As in a job that a script puts into the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with progress.defer_interrupt() as interrupt:
+            signal.raise_signal(signal.SIGINT)
+            assert not interrupt.is_set()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("kind", ["full", "closed", None])
+def test_progress_that_cannot_be_shown_ends_no_run(
+    kind: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk, behind a pipe whose reader has gone, or without a console."""
+
+    class Full(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    stream = {"full": Full(), "closed": io.StringIO(), None: None}[kind]
+    if kind == "closed":
+        stream.close()
+    monkeypatch.setattr(sys, "stderr", stream)
+    result = sgmcmc.sample_chain(Walk(), tf.zeros([2]), 3, **EAGER | {"progress_bar": True})
+    assert result.is_complete and result.num_results == 3
 
 
 def test_progress_is_a_bar_in_a_terminal_and_lines_elsewhere(

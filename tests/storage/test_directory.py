@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,46 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> 
             RunDirectory(tmp_path)
         child.kill()  # like kill -9
     make_run(tmp_path)
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_fork_neither_keeps_nor_ends_the_lock(tmp_path: Path, is_shared: bool) -> None:
+    """A data loader may fork while a run is under way, and outlive it."""
+    run = RunDirectory(tmp_path, is_shared=is_shared)
+    from_parent, to_child = os.pipe()
+    child = os.fork()
+    if child == 0:
+        run._lock._close()  # as at the end of the process
+        os.close(to_child)
+        os.read(from_parent, 1)  # which ends with the parent
+        os._exit(0)
+    try:
+        os.close(from_parent)
+        time.sleep(0.2)
+        assert run._lock.is_held
+        run.close()
+        RunDirectory(tmp_path, is_shared=is_shared, patience=0.0).close()
+    finally:
+        os.close(to_child)
+        os.waitpid(child, 0)
+
+
+def test_draws_of_a_run_that_another_object_goes_on_with(tmp_path: Path) -> None:
+    """Those that were not committed must not be written over the other one's."""
+    first = RunDirectory(tmp_path)
+    first.start(VARIABLES, {"seed": [0, 1]})
+    first.append(rows(2))
+    first.commit({})
+    first.append(rows(1, 2))
+    second = RunDirectory(tmp_path)
+    second.start(VARIABLES, {"seed": [0, 1]})
+    second.append(rows(3, 2))
+    second.commit({}, finish=True)
+    with pytest.raises(ValueError, match="or opened again in this process"):
+        first.finish()
+    second.close()
+    second.finish()
+    np.testing.assert_array_equal(second.draws("posterior", "w"), rows(5)["posterior"]["w"])
 
 
 def test_files_of_something_else_are_left_alone(tmp_path: Path) -> None:

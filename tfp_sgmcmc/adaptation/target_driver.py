@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from tfp_sgmcmc.adaptation.settings import PreparedKernel, SampleCall, settled
 from tfp_sgmcmc.adaptation.settings_file import FILE, load, save, saved_jit_compile
 from tfp_sgmcmc.internal.nest import State
 from tfp_sgmcmc.sampling.loop import start_of
+from tfp_sgmcmc.sampling.progress import write_line
 from tfp_sgmcmc.sampling.result import Explanation, Flag, SampleResult
 from tfp_sgmcmc.sampling.run import run_kernel
 from tfp_sgmcmc.storage.directory import RunDirectory
@@ -297,14 +297,9 @@ def next_attempt(
 
 def tell(lines: Any, progress_bar: bool | None) -> None:
     """Shows lines above the progress bar, unless there is none."""
-    if progress_bar is False:
-        return
-    try:
-        from tqdm import tqdm
-    except ModuleNotFoundError:
-        return
-    for line in lines:
-        tqdm.write(line, file=sys.stderr)
+    if progress_bar is not False:
+        for line in lines:
+            write_line(str(line))
 
 
 def tell_and_warn(lines: Sequence[str], flags: Sequence[Flag], progress_bar: bool | None) -> None:

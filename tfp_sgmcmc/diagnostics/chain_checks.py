@@ -43,6 +43,9 @@ class NonFiniteChainError(FloatingPointError):
         super().__init__(message)
         self.step, self.part, self.samples = step, part, samples
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (*self.args, self.step, self.part, self.samples)
+
 
 def check_finite(samples: Any) -> None:
     """Raises `NonFiniteChainError` with the results before if a chain became NaN or infinite.

@@ -19,6 +19,7 @@ import tensorflow_probability as tfp
 
 from tfp_sgmcmc.diagnostics.base import real_array
 from tfp_sgmcmc.internal.checks import integer, positive
+from tfp_sgmcmc.internal.xla import traced
 
 MOST_RHAT, LEAST_DRAWS = 1.01, 400  # Vehtari et al. 2021
 _BY_CHANCE = 1e-3  # probability that sound chains exceed the limit
@@ -213,7 +214,8 @@ def rhat_limit(num_chains: int, num_entries: int, ess: float) -> float:
 
 @functools.lru_cache  # it takes 0.1 s
 def _chi2_quantile(freedom: int, probability: float) -> float:
-    return float(tfp.distributions.Chi2(np.float64(freedom)).quantile(probability))
+    law = tfp.distributions.Chi2(np.float64(freedom))
+    return float(traced(lambda: law.quantile(probability))())  # which no check of numerics refuses
 
 
 def batch_means_standard_error(draws: Any, num_batches: int = 20) -> np.ndarray:

@@ -73,7 +73,9 @@ def _bar_type() -> Any:
         warnings.simplefilter("ignore")  # a notebook without ipywidgets gets a bar of text
         from tqdm.auto import tqdm
     is_notebook = any(parent.__module__ == "tqdm.notebook" for parent in tqdm.__mro__)
-    return tqdm if is_notebook or sys.stderr.isatty() else None
+    has_stderr = sys.stderr is not None and not getattr(sys.stderr, "closed", False)
+    is_shown = is_notebook or (has_stderr and sys.stderr.isatty())
+    return tqdm if is_shown else None
 
 
 class ProgressLines:
@@ -112,12 +114,21 @@ class ProgressLines:
         rest = f", {left:.0f} s left" if rate > 0 and self._done < self._total else ""
         percent = int(100 * self._done / max(self._total, 1))
         pace = f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
-        print(
+        write_line(
             f"{percent} % of {self._total:,} {self._units} in {seconds:.1f} s{rest}, "
-            f"{pace} {self._units}/s{self._health}",
-            file=sys.stderr,
-            flush=True,
+            f"{pace} {self._units}/s{self._health}"
         )
+
+
+def write_line(line: str) -> None:
+    """Writes a line to stderr, above a progress bar; a full disk or a closed pipe ends no run."""
+    if sys.stderr is None:  # a process without a console
+        return
+    with contextlib.suppress(ModuleNotFoundError, OSError, ValueError):
+        from tqdm import tqdm
+
+        tqdm.write(line, file=sys.stderr)
+        sys.stderr.flush()
 
 
 def chain_health(position: Position) -> dict[str, Any]:
@@ -139,13 +150,13 @@ def defer_interrupt() -> Generator[threading.Event]:
     """Sets an event at the first Ctrl-C instead of raising `KeyboardInterrupt`; a second raises.
 
     So a write is never cut off in the middle. Only the main thread receives signals, so nothing
-    changes in other threads.
+    changes in other threads, nor where the process ignores them.
     """
     interrupt = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is signal.SIG_IGN:
         yield interrupt
         return
-    before = signal.getsignal(signal.SIGINT)
 
     def handle(number: int, frame: FrameType | None) -> None:
         if interrupt.is_set():

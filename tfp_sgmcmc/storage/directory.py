@@ -141,9 +141,9 @@ class RunDirectory:
         self._fingerprint: dict[str, Any] = {}
         self._store: DrawStore | None = None
         self._saved: Checkpoint | None = None
-        if not any((self.path / n).exists() for n in (LOCK, CHECKPOINT)):
-            check_resume(self.path, resume, has_run=False)  # before the directory is made
         try:
+            if not any((self.path / n).exists() for n in (LOCK, CHECKPOINT)):
+                check_resume(self.path, resume, has_run=False)  # before the directory is made
             self.path.mkdir(parents=True, exist_ok=True)
             _refuse_foreign(self.path)
             lock = self.path / LOCK
@@ -299,6 +299,13 @@ class RunDirectory:
             is_first, self.has_run, self.num_committed = not self.has_run, True, store.num_draws
             if is_first:
                 self._sign()
+
+    def finish(self) -> None:
+        """Writes draws that do not fill a chunk, for `draws`; not those that others wrote since."""
+        is_others = not self._lock.is_held and self.store.num_draws == self.num_committed
+        if self.store.has_unwritten and not is_others:
+            with self._explain_errors():
+                self.store.finish()
 
     def draws(self, group: str, name: str) -> StoredDraws:
         """Returns the draws on disk, `[num_draws, chains..., event...]`: all, after `finish`."""

@@ -57,7 +57,7 @@ class Lock:
         # Neither a symbolic link nor a pipe is opened.
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         self._descriptor = os.open(path, flags, 0o666)
-        self._close = weakref.finalize(self, os.close, self._descriptor)
+        self._close = weakref.finalize(self, _unlock, self._descriptor, self._process)
         try:
             found = os.fstat(self._descriptor)
             if not stat.S_ISREG(found.st_mode):
@@ -127,7 +127,8 @@ class Lease:
         self._patience = PATIENCE_SECONDS if patience is None else patience
         self._descriptor = self._take()
         stop = threading.Event()
-        self._close = weakref.finalize(self, _release, self._lease, self._descriptor, stop)
+        given = self._lease, self._descriptor, stop, os.getpid()
+        self._close = weakref.finalize(self, _release, *given)
         threading.Thread(target=_beat, args=(self._descriptor, stop), daemon=True).start()
         try:
             self.text = _read_text(path)[:100] if path.exists() else ""
@@ -287,7 +288,9 @@ def _beat(descriptor: int, stop: threading.Event) -> None:
     os.close(descriptor)
 
 
-def _release(path: Path, descriptor: int, stop: threading.Event) -> None:
+def _release(path: Path, descriptor: int, stop: threading.Event, process: int) -> None:
+    if os.getpid() != process:  # a fork, which does not hold the lease
+        return
     with contextlib.suppress(OSError):
         if os.path.samestat(os.fstat(descriptor), os.stat(path)):
             path.unlink()
@@ -320,3 +323,12 @@ def _flock(descriptor: int) -> None:
     import fcntl
 
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _unlock(descriptor: int, process: int) -> None:
+    """Closes a file, and lets others lock it, even if a fork of the process has it open."""
+    import fcntl
+
+    if os.getpid() == process:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)

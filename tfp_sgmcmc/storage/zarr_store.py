@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import sys
 import threading
 import uuid
 import warnings
@@ -98,6 +99,11 @@ class DrawStore:
         }
 
     @property
+    def has_unwritten(self) -> bool:
+        """Whether `finish` would write draws."""
+        return bool(self._num_tail) and not self._is_finished
+
+    @property
     def checksums(self) -> dict[str, dict[str, Any]]:
         """The checksum of each whole chunk, or None for a run that was begun without."""
         return {
@@ -134,7 +140,7 @@ class DrawStore:
 
     def finish(self) -> None:
         """Writes the tail, and keeps it in memory for a run that goes on."""
-        if self._num_tail and not self._is_finished:
+        if self.has_unwritten:
             for group, tails in self._tail.items():
                 for name, rows in tails.items():
                     self._write(group, name, rows)
@@ -371,6 +377,11 @@ def _check(group: str, members: Mapping[str, stored_draws.Variable]) -> None:
 
 def import_zarr() -> ModuleType:
     """Returns zarr; raises ModuleNotFoundError, with how to install it."""
+    if sys.flags.optimize:
+        raise RuntimeError(
+            "directory must be None under python -O, which removes statements that zarr needs. "
+            "Received: a directory. Run python without -O, or unset PYTHONOPTIMIZE."
+        )
     install = 'python -m pip install "tfp_sgmcmc[results]"'
     with advised(f"Draws on disk need zarr. Install it by {install}"):
         import zarr

@@ -227,7 +227,7 @@ class TestNumExamples:
     def test_too_few_batches_are_told_before_the_first_step(self):
         model = make_model()
         before = model.get_weights()
-        words = "Received: 12, but one epoch of fit has 2 batches of at most 4 examples"
+        words = "at most that of an epoch, 2 batches of 4. Received: 12"
         data = tf.data.Dataset.from_tensor_slices((X, Y)).repeat().shuffle(12).batch(4)
         with pytest.raises(ValueError, match=words):
             fit(model, sampler(), x=data, y=None, batch_size=None, steps_per_epoch=2)

@@ -361,3 +361,16 @@ def test_what_shows_the_passes_must_be_callable() -> None:
     problem = problem_of(MODELS["linear"])
     with pytest.raises(TypeError, match="show must be a callable"):
         sgmcmc.draw_pool(streamed(MODELS["linear"], problem), START, show=True)
+
+
+def test_memory_for_no_row_is_named() -> None:
+    x = np.random.default_rng(0).normal(size=[1000, 2]).astype(np.float32)
+    target = sgmcmc.StreamedLogProb(
+        lambda mu: -0.5 * tf.reduce_sum(mu**2, axis=-1),
+        lambda mu, batch: -0.5 * tf.reduce_sum((batch - mu[..., None, :]) ** 2, axis=-1),
+        tf.data.Dataset.from_tensor_slices(x).batch(100),
+        num_examples=1000,
+        memory=8,
+    )
+    with pytest.raises(ValueError, match="memory must hold at least 2 rows of 8 bytes"):
+        sgmcmc.draw_pool(target, tf.zeros([2]))

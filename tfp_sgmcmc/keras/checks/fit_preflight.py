@@ -58,11 +58,9 @@ class Preflight:
         self._stability = StabilityCheck(self.results)
         self._of_all: dict[str, Any] = {}
         self._loss: Any = None  # as it was compiled at the last fit
-        self._epochs = self._burnin_epochs = 0
-        self._num_skipped = 0
+        self._epochs = self._burnin_epochs = self._num_skipped = self._num_marks = 0
         self._mark: Any = None  # of the chain's state, as its last steps have left it
-        self._num_marks, self._is_marked = 0, False
-        self._is_memory_checked = self._is_begun = self.is_verbose = False
+        self._is_memory_checked = self._is_begun = self._is_marked = self.is_verbose = False
         self._callback_list: keras.callbacks.CallbackList | None = None
 
     def begin_fit(
@@ -128,17 +126,15 @@ class Preflight:
             return
         warnings.warn(
             "The model must have the weights that fit has left, which are the state of the chain. "
-            "Received: others, as after set_weights, or beside EarlyStopping with "
-            "restore_best_weights=True or another callback that changes weights. The chain goes on "
-            "from them, so that its next samples are no draws from the posterior until it has "
-            "forgotten them.",
+            "Received: others, as after set_weights, or beside another callback that changes "
+            "weights, such as EarlyStopping with restore_best_weights=True. The chain goes on from "
+            "them: its next samples are no draws from the posterior until it has forgotten them.",
             stacklevel=2,
         )
 
     def before_steps(self, chain: Chain | None, batch: int, num_steps: int) -> None:
         """Looks for weights that another callback has changed, in the first steps of each epoch."""
-        num_batches = self.source.num_batches
-        is_last = num_batches is not None and batch + num_steps >= num_batches
+        is_last = batch + num_steps >= (self.source.num_batches or np.inf)
         self._is_marked = is_last or self._num_marks < _MOST_MARKS
         if chain is not None and chain.state.has_run and (batch == 0 or self._is_marked):
             self.warn_of_other_weights(chain)
@@ -258,13 +254,12 @@ class Preflight:
 
 def check_size(source: Source, num_examples: int) -> None:
     """Raises ValueError if the data of a fit have a known size other than N, or too few batches."""
-    size, count = source.batch_size, source.num_batches
-    most = None if source.arrays is not None or not size or count is None else size * count
-    if most is not None and most < num_examples and not source.are_independent:
+    size, count = source.batch_size or np.inf, source.num_batches or np.inf
+    is_one_pass = source.arrays is None and not source.are_independent
+    if is_one_pass and size * count < num_examples:
         raise ValueError(
-            f"num_examples must be the number of training examples. Received: {num_examples}, but "
-            f"one epoch of fit has {count} batches of at most {size} examples. If steps_per_epoch "
-            "makes an epoch shorter than the data, pass check_num_examples=False."
+            f"num_examples must be at most that of an epoch, {count} batches of {size}. Received: "
+            f"{num_examples}. If steps_per_epoch cuts it short, pass check_num_examples=False."
         )
     if source.num_examples not in (None, num_examples):
         raise ValueError(

@@ -228,18 +228,16 @@ def counts(model: keras.Model, given: dict[int, Any], outputs: Any) -> np.ndarra
 
 def _function_of_keras(loss: Any) -> Any:
     """Returns the function of Keras that a loss evaluates, or None for a loss of the user."""
-    own = isinstance(loss, keras.losses.Loss) and type(loss).call.__module__
-    if own and not own.startswith("keras."):
+    is_class = isinstance(loss, keras.losses.Loss)
+    if is_class and not type(loss).call.__module__.startswith("keras."):
         return None
-    fn = getattr(loss, "fn", loss)
-    while isinstance(fn, functools.partial):
-        fn = fn.func
+    fn, _ = _evaluated(loss)
     return fn if getattr(fn, "__module__", "").startswith("keras.") else None
 
 
 def _evaluated(loss: Any) -> tuple[Any, dict[str, Any]]:
     """Returns the function that a loss evaluates, also one of the user, and its arguments."""
-    fn, arguments = getattr(loss, "fn", None), getattr(loss, "_fn_kwargs", {})
+    fn, arguments = getattr(loss, "fn", loss), getattr(loss, "_fn_kwargs", {})
     while isinstance(fn, functools.partial):
         fn, arguments = fn.func, {**fn.keywords, **arguments}
     return fn, arguments
@@ -424,6 +422,6 @@ def placed_losses(model: keras.Model, outputs: Any) -> list[tuple[int, keras.los
         for key in path:
             by_name = isinstance(key, str) and not isinstance(place, dict)
             place = place[model.output_names.index(key) if by_name else key]
-        (number,) = keras.tree.flatten(place)  # Keras gives no path to a single output in a nest
-        placed.append((number, loss))
+        # Keras gives no path to a single output in a nest.
+        placed.append((keras.tree.flatten(place)[0], loss))
     return placed

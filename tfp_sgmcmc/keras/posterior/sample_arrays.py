@@ -258,8 +258,8 @@ def _matching(described: list[Description], model: keras.Model) -> list[keras.Va
 
 def _of_layer(description: Description) -> Description:
     """Returns the description with the path from the variable's layer on."""
-    path, *rest = description
-    return "/".join(path.split("/")[-2:]), *rest
+    path, shape, dtype = description
+    return "/".join(path.split("/")[-2:]), shape, dtype
 
 
 def _taken(

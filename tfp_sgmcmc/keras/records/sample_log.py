@@ -185,7 +185,7 @@ class StoredSampleLog:
         """Arrays `[num_samples, ...]` on disk; samples in memory are written first."""
         if not self._names:
             return []
-        self._run.store.finish()
+        self._run.finish()
         return [self._run.draws("posterior", name) for name in self._names]
 
     @property
@@ -207,7 +207,7 @@ class StoredSampleLog:
     def _numbers_of(self, name: str, dtype: type[np.generic]) -> np.ndarray:
         if not self._names:
             return np.zeros([0], dtype)
-        self._run.store.finish()
+        self._run.finish()
         return np.asarray(self._run.draws("sample_stats", name))
 
     def append(self, recorded: Sequence[keras.Variable], new: list[np.ndarray]) -> None:

@@ -64,7 +64,7 @@ def difference(path: Path, target: StreamedLogProb, show: Show) -> str:
         target._row_sums, target._sums = sums, {}
         target._first_sums = count, sums(first)
         is_same = count == num_first and not sums.differ(arrays["first_rows"], sums(first), count)
-        if files and not changed and is_same:
+        if files and _files_of(target) and not changed and is_same:
             return ""
         seen = 0
         try:

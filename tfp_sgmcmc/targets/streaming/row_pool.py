@@ -58,6 +58,7 @@ _MOST_PILOT_ROWS = 100_000
 # Enough rows for a mode from which one step leads to that of all rows, and so few that evaluating
 # them takes less than passes.
 _PILOT_SHARE, _PILOT_ROWS_PER_PARAMETER = 1 / 32, 128
+_FEWEST_ROWS = 2
 _FEW_ROWS = 2**13  # with which searches begin, and which tell errors
 _MOST_STEP = 10.0  # beside what random rows explain
 _LAST_GAIN, _MOST_CLIMB = 1.0, 20  # nats and steps, of a climb by passes
@@ -170,7 +171,12 @@ def draw_pool(
             f"memory={first.memory} bytes, because a pool needs their Hessian. Received: {dim} "
             f"parameters and {total * row_bytes} bytes. sample_chain takes SGLD on the stream."
         )
-    most_rows = max(1, first.memory // row_bytes)
+    most_rows = first.memory // row_bytes
+    if most_rows < _FEWEST_ROWS:
+        raise ValueError(
+            f"memory must hold at least {_FEWEST_ROWS} rows of {row_bytes} bytes, of which the "
+            f"pool is made. Received: {first.memory}."
+        )
     wanted = max(_FEW_ROWS, int(_PILOT_SHARE * total), _PILOT_ROWS_PER_PARAMETER * dim)
     counts = _shares(min(_MOST_PILOT_ROWS, most_rows, wanted), parts.sizes, row_seed)
     found, read = parts.run(ReadRows(counts, row_seed))
