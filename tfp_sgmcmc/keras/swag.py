@@ -18,6 +18,7 @@ from tfp_sgmcmc.keras.data.training_data import initial_epoch_of_fit
 from tfp_sgmcmc.keras.model import internals
 from tfp_sgmcmc.keras.posterior.batches import Batches, num_rows, tensors
 from tfp_sgmcmc.keras.posterior.posterior import Posterior
+from tfp_sgmcmc.storage import npz
 
 
 class SWAG(keras.callbacks.Callback):
@@ -94,7 +95,8 @@ class SWAG(keras.callbacks.Callback):
         self._unit = checks.one_of("unit", unit, ("epochs", "steps"))
         rank = checks.integer("rank", rank, 0)
         checks.require("rank", rank, rank != 1, "0, or at least 2 to have a covariance")
-        self._moments = WeightMoments(rank)
+        self._deviations: collections.deque[list[np.ndarray]] = collections.deque(maxlen=rank)
+        self._moments: list[RunningMoments] = []  # of each variable
         self._variables: list[keras.Variable] = []
         self._moving: list[tuple[keras.Variable, np.ndarray]] = []  # as first collected
         self._num_seen = self._num_before = 0  # epochs or steps; before this epoch
@@ -102,7 +104,7 @@ class SWAG(keras.callbacks.Callback):
     @property
     def num_collected(self) -> int:
         """T, the number of weights' values that were collected."""
-        return self._moments.count
+        return self._moments[0].count if self._moments else 0
 
     @property
     def mean(self) -> list[np.ndarray]:
@@ -111,7 +113,8 @@ class SWAG(keras.callbacks.Callback):
         Raises:
           ValueError: nothing has been collected.
         """
-        return self._collected(1).mean
+        self._check_collected(1)
+        return [part.mean for part in self._moments]
 
     @property
     def variance(self) -> list[np.ndarray]:
@@ -120,7 +123,8 @@ class SWAG(keras.callbacks.Callback):
         Raises:
           ValueError: nothing has been collected.
         """
-        return self._collected(1).variance
+        self._check_collected(1)
+        return [part.squares / part.count for part in self._moments]
 
     @property
     def deviations(self) -> list[np.ndarray]:
@@ -129,9 +133,9 @@ class SWAG(keras.callbacks.Callback):
         Raises:
           ValueError: nothing has been collected.
         """
-        parts = self._collected(1).deviations
-        shapes = [(len(parts), *m.shape) for m in self._moments.mean]
-        return [np.reshape([p[i] for p in parts], shape) for i, shape in enumerate(shapes)]
+        shapes = [(len(self._deviations), *m.shape) for m in self.mean]
+        found = enumerate(shapes)
+        return [np.reshape([p[i] for p in self._deviations], shape) for i, shape in found]
 
     def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
@@ -197,16 +201,37 @@ class SWAG(keras.callbacks.Callback):
         """
         checks.integer("num_samples", num_samples, 1)
         checks.number("scale", scale, "a number of at least 0", lambda s: s >= 0)
-        moments = self._collected(2)
+        self._check_collected(2)
         statistics = MovingStatistics(self.model)
         self._check_moving(statistics.variables, x is not None)
         seed = random.as_seed(random.fresh_seed() if seed is None else seed)
         data = None if x is None else Batches(self.model, x, batch_size=batch_size, verbose=0)
-        samples = moments.draws(num_samples, seed, scale)
+        samples = self._draws(num_samples, seed, scale)
         if data is not None and statistics.variables:
             samples += statistics(samples, data)
             return Posterior(self.model, [*self._variables, *statistics.variables], samples)
         return Posterior(self.model, self._variables, samples)
+
+    def _draws(self, num_samples: int, seed: tf.Tensor, scale: float) -> list[np.ndarray]:
+        r"""Returns draws `[num_samples, ...]` of each part, in the dtypes of the iterates.
+
+        Their mean is `mean`, and their covariance `scale` times \( \Sigma_\mathrm{diag} + \hat D
+        \hat D^\top / (K - 1) \), with the deviations as columns of \( \hat D \).
+        """
+        rank_seed, *seeds = random.split(seed, len(self.mean) + 1)
+        num_columns, drawn = len(self._deviations), []
+        dtypes = [npz.numpy_dtype(v.dtype) for v in self._variables]
+        shared = random.normal((num_samples, num_columns), tf.float32, rank_seed).numpy()
+        for i, (mean, variance) in enumerate(zip(self.mean, self.variance, strict=True)):
+            dtype = tf.float64 if dtypes[i] == np.float64 else tf.float32
+            noise = random.normal((num_samples, *mean.shape), dtype, seeds[i]).numpy()
+            noise *= np.sqrt(variance)
+            if num_columns:
+                columns = np.stack([part[i] for part in self._deviations])
+                noise += np.tensordot(shared, columns, axes=1) / math.sqrt(num_columns - 1)
+            noise *= math.sqrt(scale)
+            drawn.append((noise + mean).astype(dtypes[i]))
+        return drawn
 
     def _advance(self, num_seen: int) -> None:
         """Collects the weights if an epoch or step up to `num_seen` is due."""
@@ -227,16 +252,19 @@ class SWAG(keras.callbacks.Callback):
                     f"{variable.path} must be finite where weights are collected. Received: NaN or "
                     f"infinity after {num_seen} {self._unit}. Training has diverged."
                 )
-        self._moments.add(values)
+        self._moments = self._moments or [RunningMoments() for _ in values]
+        for x, part in zip(values, self._moments, strict=True):
+            part.add(x[np.newaxis])
+        pairs = zip(values, self.mean, strict=True)
+        self._deviations.append([(x - mean).astype(x.dtype) for x, mean in pairs])
 
-    def _collected(self, least: int) -> WeightMoments:
+    def _check_collected(self, least: int) -> None:
         if self.num_collected < least:
             raise ValueError(
                 f"SWAG must have collected weights at least {least} times. Received: "
                 f"{self.num_collected}, after {self._num_seen} {self._unit} with burn_in="
                 f"{self._burn_in} and collect_every={self._every}."
             )
-        return self._moments
 
     def _check_variables(self) -> None:
         found = self.model.trainable_variables
@@ -261,66 +289,6 @@ class SWAG(keras.callbacks.Callback):
                     "The model's moving statistics must be those of BatchNormalization, which SWAG "
                     f"can compute for each draw. Received: {variable.path}, which training changes."
                 )
-
-
-class WeightMoments:
-    r"""The moments of iterates \( \theta_1, \dots, \theta_T \), each a list of arrays.
-
-    They are running averages in double precision. Variances come from sums of squared deviations,
-    which equal \( \overline{\theta^2} - \bar\theta^2 \) without its cancellation.
-
-    Attributes:
-      count: T.
-      deviations: the last K, at most `rank`, of \( \theta_i - \bar\theta_i \), with \(
-        \bar\theta_i \) the mean of the first i iterates; lists of arrays.
-    """
-
-    def __init__(self, rank: int):
-        self.count = 0
-        self.deviations: collections.deque[list[np.ndarray]] = collections.deque(maxlen=rank)
-        self._parts: list[RunningMoments] = []
-        self._dtypes: list[np.dtype] = []
-
-    def add(self, values: Sequence[np.ndarray]) -> None:
-        """Adds the next iterate."""
-        if not self.count:
-            self._parts = [RunningMoments() for _ in values]
-            self._dtypes = [x.dtype for x in values]
-        self.count += 1
-        for x, part in zip(values, self._parts, strict=True):
-            part.add(x[np.newaxis])
-        pairs = zip(values, self.mean, strict=True)
-        self.deviations.append([(x - mean).astype(x.dtype) for x, mean in pairs])
-
-    @property
-    def mean(self) -> list[np.ndarray]:
-        """The means, one array for each part."""
-        return [part.mean for part in self._parts]
-
-    @property
-    def variance(self) -> list[np.ndarray]:
-        """The variances of single weights, with divisor T."""
-        return [part.squares / self.count for part in self._parts]
-
-    def draws(self, num_samples: int, seed: tf.Tensor, scale: float) -> list[np.ndarray]:
-        r"""Returns draws `[num_samples, ...]` of each part, in the dtypes of the iterates.
-
-        Their mean is `mean`, and their covariance `scale` times \( \Sigma_\mathrm{diag} + \hat D
-        \hat D^\top / (K - 1) \), with the deviations as columns of \( \hat D \).
-        """
-        rank_seed, *seeds = random.split(seed, len(self.mean) + 1)
-        num_columns, drawn = len(self.deviations), []
-        shared = random.normal((num_samples, num_columns), tf.float32, rank_seed).numpy()
-        for i, (mean, variance) in enumerate(zip(self.mean, self.variance, strict=True)):
-            dtype = tf.float64 if self._dtypes[i] == np.float64 else tf.float32
-            noise = random.normal((num_samples, *mean.shape), dtype, seeds[i]).numpy()
-            noise *= np.sqrt(variance)
-            if num_columns:
-                columns = np.stack([part[i] for part in self.deviations])
-                noise += np.tensordot(shared, columns, axes=1) / math.sqrt(num_columns - 1)
-            noise *= math.sqrt(scale)
-            drawn.append((noise + mean).astype(self._dtypes[i]))
-        return drawn
 
 
 class MovingStatistics:

@@ -26,8 +26,10 @@ def place(noise, **changes):
 
 
 def constraints(**changes):
-    given = dict(bound=None, num_examples=10_000, batch_size=100, num_steps=10**9, covariances=())
-    return network_settings.AdaptationConstraints(**given | changes)
+    given = dict(
+        max_excess=None, num_examples=10_000, batch_size=100, num_steps=10**9, covariances=()
+    )
+    return given | changes
 
 
 class TestChoice:
@@ -36,30 +38,34 @@ class TestChoice:
 
     def test_the_bound_is_kept_to_the_letter(self):
         for bound in (0.01, 0.1, 1.0):
-            found = network_settings.choose(place(self.FISHER), constraints(bound=bound)).numbers
+            found = network_settings.choose(
+                place(self.FISHER), **constraints(max_excess=bound)
+            ).numbers
             assert found["keeps_bound"] and np.isclose(found["noise_over_curvature"], 100)
             assert 0.99 * bound < found["predicted_excess_worst"] <= bound
 
     def test_little_noise_leaves_the_step_to_stability(self):
-        found = network_settings.choose(place([1e-9, 1e-9]), constraints()).numbers
+        found = network_settings.choose(place([1e-9, 1e-9]), **constraints()).numbers
         assert found["kernel"] == "UnderdampedLangevin"
         assert np.isclose(found["step_size"], 2 / 1e4**0.5 / 3)
 
     def test_noise_that_is_known_is_corrected(self):
         found = network_settings.choose(
-            place(self.FISHER), constraints(covariances=("diag",))
+            place(self.FISHER), **constraints(covariances=("diag",))
         ).numbers
         assert (found["kernel"], found["covariance"]) == ("NOGIN", "diag")
         assert found["predicted_excess_worst"] < 1e-6
 
     def test_noise_that_the_diagonal_does_not_show_is_not_corrected(self):
         hidden = place(self.FISHER, noise_of_diagonal=np.zeros(2), mean_noise=0.0)
-        found = network_settings.choose(hidden, constraints(covariances=("diag",))).numbers
+        found = network_settings.choose(hidden, **constraints(covariances=("diag",))).numbers
         assert found["kernel"] != "NOGIN"
 
     def test_too_few_steps_are_told_with_the_numbers_that_would_do(self):
-        kept = network_settings.choose(place(self.FISHER), constraints(bound=0.1, num_steps=1000))
-        free = network_settings.choose(place(self.FISHER), constraints(num_steps=1000))
+        kept = network_settings.choose(
+            place(self.FISHER), **constraints(max_excess=0.1, num_steps=1000)
+        )
+        free = network_settings.choose(place(self.FISHER), **constraints(num_steps=1000))
         assert kept.numbers["keeps_bound"] and not free.numbers["keeps_bound"]
         assert kept.numbers["steps_to_forget"] > 1e5
         assert free.numbers["predicted_excess_worst"] > 0.1
@@ -68,16 +74,16 @@ class TestChoice:
             size, steps = found.numbers["better_batch_size"], found.numbers["better_steps"]
             assert f"With batch_size={size}" in found.advice and steps <= 1000
             again = network_settings.choose(
-                place(self.FISHER), constraints(bound=0.1, batch_size=size)
+                place(self.FISHER), **constraints(max_excess=0.1, batch_size=size)
             )
             assert np.isclose(again.numbers["steps_to_forget"], steps)
         assert "The bound is kept" in kept.advice
         assert "No step size satisfies both" in free.advice
-        assert network_settings.choose(place(self.FISHER), constraints()).advice is None
+        assert network_settings.choose(place(self.FISHER), **constraints()).advice is None
 
     def test_the_least_bias_is_the_least(self):
         """No step size of the same kernel is nearer to the right variances."""
-        found = network_settings.choose(place(self.FISHER), constraints(num_steps=1000)).numbers
+        found = network_settings.choose(place(self.FISHER), **constraints(num_steps=1000)).numbers
         worst = {}
         for factor in (0.2, 0.5, 1.0, 2.0):
             settings = KernelSettings(

@@ -235,7 +235,7 @@ class TestSecondFit:
             stop = keras.callbacks.EarlyStopping("samples", mode="min", restore_best_weights=True)
             callbacks = [stop, callback] if is_first else [callback, stop]
             model.fit(X, Y, batch_size=N, epochs=5, verbose=0, callbacks=callbacks)
-            with pytest.warns(UserWarning, match="beside EarlyStopping with restore_best_weights"):
+            with pytest.warns(UserWarning, match="EarlyStopping with restore_best_weights"):
                 fit(model, callback)
 
     @pytest.mark.thorough

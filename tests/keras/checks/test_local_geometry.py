@@ -78,7 +78,5 @@ class TestLocalGeometry:
         )
         found = measured(model, np.ones([D, 1], np.float32))
         assert not found.has_hessian and found.largest_curvature == N * found.noise.max()
-        chosen = network_settings.choose(
-            found, network_settings.AdaptationConstraints(None, N, 12, 100, ())
-        )
+        chosen = network_settings.choose(found, None, N, 12, 100, ())
         assert "no second derivatives" in str(chosen)

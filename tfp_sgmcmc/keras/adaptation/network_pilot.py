@@ -10,11 +10,7 @@ import tensorflow as tf
 import tensorflow_probability as tfp
 
 from tfp_sgmcmc.keras.adaptation.linear_predictions import MARGIN
-from tfp_sgmcmc.keras.adaptation.network_settings import (
-    AdaptationConstraints,
-    NetworkSettings,
-    choose,
-)
+from tfp_sgmcmc.keras.adaptation.network_settings import NetworkSettings, choose
 from tfp_sgmcmc.keras.chain.chain import Chain
 from tfp_sgmcmc.keras.checks.local_geometry import (
     CompiledGradients,
@@ -179,11 +175,8 @@ class NetworkPilot:
             for variable, value in zip(chain.model.weights, self._weights, strict=True):
                 variable.assign(value)
             state = self.starts or [v.numpy() for v in chain.state.variables]
-        covariances = _covariances(chain, source)
-        constraints = AdaptationConstraints(
-            self.bound, chain.num_examples, size, num_steps, covariances, self._growth
-        )
-        chosen = choose(found, constraints)
+        known = _covariances(chain, source)
+        chosen = choose(found, self.bound, chain.num_examples, size, num_steps, known, self._growth)
         self.starts = state if several else None
         if total_epochs < self._ends[-1]:
             self._trial, self._found = chosen, found

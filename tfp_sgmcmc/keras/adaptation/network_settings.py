@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -21,27 +21,6 @@ DEFAULT_BOUND = 0.1
 ENOUGH = 10  # relaxation times after which a variance can be measured
 _STEADY = 2.0  # largest growth in the last trial at which predictions hold
 _WITH_MOMENTA: dict[str, Any] = {"UnderdampedLangevin": UnderdampedLangevin, "NOGIN": NOGIN}
-
-
-class AdaptationConstraints(NamedTuple):
-    """The problem and the constraints of a choice.
-
-    Attributes:
-      bound: the largest excess temperature; None means 0.1 if the fit has enough steps, and the
-        least bias otherwise.
-      num_examples: N.
-      batch_size: n.
-      num_steps: steps of the fit after the pilot; None if unknown.
-      covariances: forms in which a kernel can estimate the covariance of the gradient noise.
-      growth: expected growth factor of curvature and noise.
-    """
-
-    bound: float | None
-    num_examples: int
-    batch_size: int
-    num_steps: int | None
-    covariances: tuple[str, ...]
-    growth: float = 1.0
 
 
 class NetworkSettings:
@@ -180,7 +159,15 @@ class NetworkSettings:
         return "\n".join(lines)
 
 
-def choose(found: LocalGeometry, constraints: AdaptationConstraints) -> NetworkSettings:
+def choose(
+    found: LocalGeometry,
+    max_excess: float | None,
+    num_examples: int,
+    batch_size: int,
+    num_steps: int | None,
+    covariances: Sequence[str],
+    growth: float = 1.0,
+) -> NetworkSettings:
     """Returns the kernel with the shortest relaxation time within the bound.
 
     The order of kernels is SGLD, `UnderdampedLangevin`, `NOGIN`; a later one must need at most a
@@ -188,40 +175,47 @@ def choose(found: LocalGeometry, constraints: AdaptationConstraints) -> NetworkS
     least bias is returned instead. The bias is the largest ratio, among directions, between the
     variance of the fit's samples and the right one, in either direction: gradient noise makes
     variances too large, and too few steps make them too small.
+
+    Args:
+      found: curvature and noise.
+      max_excess: the largest excess temperature; None means 0.1 if the fit has enough steps, and
+        the least bias otherwise.
+      num_examples: N.
+      batch_size: n.
+      num_steps: steps of the fit after the pilot; None if unknown.
+      covariances: forms in which a kernel can estimate the covariance of the gradient noise.
+      growth: expected growth factor of curvature and noise.
     """
-    bound = DEFAULT_BOUND if constraints.bound is None else constraints.bound
+    kernels = [("SGLD", None), ("UnderdampedLangevin", None), *(("NOGIN", c) for c in covariances)]
+    bound = DEFAULT_BOUND if max_excess is None else max_excess
     grown = found._replace(
-        largest_curvature=constraints.growth * found.largest_curvature,
-        noise=constraints.growth * found.noise,
-        noise_of_diagonal=constraints.growth * found.noise_of_diagonal,
-        mean_noise=constraints.growth * found.mean_noise,
+        largest_curvature=growth * found.largest_curvature,
+        noise=growth * found.noise,
+        noise_of_diagonal=growth * found.noise_of_diagonal,
+        mean_noise=growth * found.mean_noise,
     )
-    near = predictions_for(found, constraints.num_examples, constraints.batch_size)._replace(
-        found=grown
-    )
-    within = near.fastest(_kernels(constraints), bound)
-    best, num_steps = within, constraints.num_steps
-    is_slow = num_steps is not None and near.slowest(within) > num_steps
-    if is_slow and constraints.bound is None:
-        best = near.least_biased(_kernels(constraints), within, num_steps)
-    better, better_steps = None, None
-    for size in _larger_batches(constraints) if is_slow else ():
-        larger = near._replace(scale=noise_scale(constraints.num_examples, size, False))
-        better, better_steps = size, larger.slowest(larger.fastest(_kernels(constraints), bound))
-        if num_steps is not None and better_steps <= num_steps:
-            break
+    near = predictions_for(found, num_examples, batch_size)._replace(found=grown)
+    within = best = near.fastest(kernels, bound)
+    better, better_steps, size = None, None, batch_size
+    if num_steps is not None and near.slowest(within) > num_steps:
+        if max_excess is None:
+            best = near.least_biased(kernels, within, num_steps)
+        while better_steps is None or (better_steps > num_steps and size < num_examples):
+            better = size = min(2 * size, num_examples)
+            larger = near._replace(scale=noise_scale(num_examples, size, False))
+            better_steps = larger.slowest(larger.fastest(kernels, bound))
     curvature = max(float(found.curvature[0]), near.least)
     excess = near.excess(best)
     numbers = {
         **best._asdict(),
-        "max_excess_temperature": constraints.bound,
+        "max_excess_temperature": max_excess,
         "bound": bound,
         "keeps_bound": best == within,
-        "num_examples": constraints.num_examples,
-        "batch_size": constraints.batch_size,
+        "num_examples": num_examples,
+        "batch_size": batch_size,
         "num_steps": num_steps,
         "largest_curvature": found.largest_curvature,
-        "growth": constraints.growth,
+        "growth": growth,
         "has_hessian": found.has_hessian,
         "has_flat": found.prior_curvature > 0,
         "noise_over_curvature": float(near.scale * found.noise[0]) / curvature,
@@ -236,18 +230,3 @@ def choose(found: LocalGeometry, constraints: AdaptationConstraints) -> NetworkS
         "better_steps": better_steps,
     }
     return NetworkSettings(numbers, found.scale, found.directions)
-
-
-def _kernels(constraints: AdaptationConstraints) -> Iterator[tuple[str, str | None]]:
-    yield "SGLD", None
-    yield "UnderdampedLangevin", None
-    for covariance in constraints.covariances:
-        yield "NOGIN", covariance
-
-
-def _larger_batches(constraints: AdaptationConstraints) -> Iterator[int]:
-    size = 2 * constraints.batch_size
-    while size < constraints.num_examples:
-        yield size
-        size *= 2
-    yield constraints.num_examples
