@@ -247,7 +247,7 @@ CHANGES: dict[tuple[str, str], tuple[tuple[str, ...], ...]] = {
     ),
     ("targets", "targets/anchored.py"): (("g + (a - b)", "g + (a - 0.98 * b)"),),
     ("preconditioners", "preconditioners.py"): (
-        ("((g / total) ** 2 - v) / size", "(tf.abs(g / total) - v) / size"),
+        ("((g / total) ** 2 - v) / tf.cast(size, v.dtype)", "(tf.abs(g / total) - v) / size"),
         ("tf.sqrt(m) * x", "m * x"),
         ("size * (1 - self.decay) >= 1", "size * (1 - self.decay) >= 0"),
     ),
