@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tensorflow_probability as tfp
-import tree
 
 from tfp_sgmcmc.covariance import CovarianceEstimator
 from tfp_sgmcmc.covariance.base import Average
@@ -28,6 +27,7 @@ from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
 from tfp_sgmcmc.targets.data import checksum
 from tfp_sgmcmc.targets.streamed import StreamedLogProb, StreamState
 from tfp_sgmcmc.targets.streaming.pooled import PooledLogProb
+from tfp_sgmcmc.targets.validation.changed_functions import shifted
 
 _DESCRIBED_ENTRIES = 100
 _STEPS = (0, 1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)  # at which schedules are compared
@@ -158,7 +158,7 @@ def describe_run(
     """
     found = {"initial_state": tolerant_equality.record(tf.nest.flatten(start.state))}
     found |= describe_target(kernel, start.state)
-    trace = tf.nest.flatten(loop.trace_of(_shifted(start.state), _shifted(start.results)))
+    trace = tf.nest.flatten(loop.trace_of(shifted(start.state), shifted(start.results)))
     return found | ({"trace_fn": tolerant_equality.record(trace)} if trace else {})
 
 
@@ -233,7 +233,7 @@ def _near(state: State, values_at: Callable[[State], dict[str, Any]]) -> dict[st
     Where they are NaN or infinite, or a distribution refuses the state, the state itself is used.
     """
     found: dict[str, Any] = {}
-    for at in (_shifted(state), state):
+    for at in (shifted(state), state):
         try:
             found = values_at(at)
         except tf.errors.InvalidArgumentError:
@@ -289,13 +289,3 @@ def _of_problem(log_prob: Any, gradient: Any, what: str = "log posterior") -> di
     """
     is_rough = xla.on_accelerator() or np.asarray(log_prob).dtype.itemsize < 4
     return describe_problem(log_prob, gradient, what, rtol=1e-3 if is_rough else 1e-4)
-
-
-def _shifted(nest: Any) -> Any:
-    def shift(x: Any) -> Any:
-        if x is None or not x.dtype.is_floating:
-            return x
-        wide = tolerant_equality.shifted(np.asarray(x).astype(np.float64))
-        return tf.cast(tf.constant(wide), x.dtype)
-
-    return tree.map_structure(shift, nest)

@@ -136,7 +136,7 @@ class Preflight:
         """Looks for weights that another callback has changed, in the first steps of each epoch."""
         is_last = batch + num_steps >= (self.source.num_batches or np.inf)
         self._is_marked = is_last or self._num_marks < _MOST_MARKS
-        if chain is not None and chain.state.has_run and (batch == 0 or self._is_marked):
+        if (batch == 0 or self._is_marked) and chain is not None and chain.state.has_run:
             self.warn_of_other_weights(chain)
 
     def after_steps(self, chain: Chain | None) -> None:

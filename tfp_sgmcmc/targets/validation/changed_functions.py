@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tree
 
 from tfp_sgmcmc.internal.nest import State, call_with_state
 from tfp_sgmcmc.storage import tolerant_equality
@@ -28,7 +29,7 @@ def have_changed(known: dict[str, Any], log_prob_fn: Any, state: State) -> bool:
     many functions agree. Where they are not finite near it, they are evaluated at the state.
     """
     at = known.setdefault("state", state)
-    now = _values(log_prob_fn, tf.nest.map_structure(_shifted, at))
+    now = _values(log_prob_fn, shifted(at))
     if not all(np.isfinite(x).all() for x in now):
         now = _values(log_prob_fn, at)
     before, known["values"] = known.get("values", now), now
@@ -50,9 +51,16 @@ def forget_if_changed(target: Target, state: State) -> None:
         kept_program(target, name, (), lambda: known)
 
 
-def _shifted(x: tf.Tensor) -> tf.Tensor:
-    wide = tolerant_equality.shifted(tf.cast(x, tf.float64).numpy())
-    return tf.cast(tf.constant(wide), x.dtype)
+def shifted(nest: Any) -> Any:
+    """Returns a nest of tensors with its floating ones moved, by `tolerant_equality.shifted`."""
+
+    def shift(x: Any) -> Any:
+        if x is None or not x.dtype.is_floating:
+            return x
+        wide = tolerant_equality.shifted(tf.cast(x, tf.float64).numpy())
+        return tf.cast(tf.constant(wide), x.dtype)
+
+    return tree.map_structure(shift, nest)
 
 
 def _values(log_prob_fn: Any, state: State) -> list[np.ndarray]:
