@@ -16,6 +16,7 @@ from tfp_sgmcmc.adaptation import settings_file, target_arguments
 from tfp_sgmcmc.adaptation.hierarchies import prior_scale
 from tfp_sgmcmc.adaptation.kernel_selector import KernelSelector
 from tfp_sgmcmc.adaptation.settings import SampleCall
+from tfp_sgmcmc.targets.data import RowSums
 from tfp_sgmcmc.targets.laplace.laplace import vector_bijector
 from tfp_sgmcmc.targets.streaming.pooled import Pass, PooledLogProb, PoolReport
 
@@ -157,6 +158,18 @@ def test_rows_that_a_dataset_leaves_out_are_flagged() -> None:
     assert not result.is_trusted
     few = PoolReport(1_000_000, 999_700, (Pass(999_700, 1.0),))  # 300 rows move means by 0.017
     assert few.flags == () and "drops 300 rows" in few.lines[0]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_column_far_from_zero_hides_no_other(dtype: type) -> None:
+    """Such as a time, whose rounding would be taken for that of all columns."""
+    rng = np.random.default_rng(0)
+    rows = np.stack([rng.normal(size=1000), 1.7e9 + 1e3 * rng.random(1000)], axis=1).astype(dtype)
+    sums = RowSums.scaled_to(rows)
+    assert not sums.differ(sums(rows), sums(rows[::-1]), len(rows))
+    other = rows.copy()
+    other[200:, 0] += 3.0
+    assert sums.differ(sums(rows), sums(other), len(rows))
 
 
 @pytest.mark.thorough

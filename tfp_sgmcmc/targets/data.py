@@ -16,6 +16,7 @@ from tfp_sgmcmc.internal.nest import flatten_named, named_parts, path_name
 _MOST_BYTES = 2**26  # of the examples that enter a checksum
 _SEED = 0  # of the weights of `RowSums`
 _MOST_ROWS = 2**16  # that set the scale of columns
+_FAR = 100.0  # standard deviations of a column from zero
 
 
 def as_tensors(data: Any, dtype: Any, called: str = "data") -> Any:
@@ -189,7 +190,7 @@ def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 
 class RowSums:
-    r"""The sums \( \sum_i \sin r_i \) and \( \sum_i \cos r_i \), with \( r_i = w^T x_i - c \).
+    r"""The sums \( \sum_i \sin r_i \) and \( \sum_i \cos r_i \), \( r_i = w^T (x_i - m) - c \).
 
     They change if a row does, or if the entries of a column are given to other rows, but not with
     the order of the rows. Unlike a checksum of bytes, they bear rounding: a function of a block
@@ -198,39 +199,43 @@ class RowSums:
 
     Args:
       weights: w, one array for each leaf of the rows.
+      centers: m, which is zero but for columns far from zero, such as times, which hide the others.
       offset: c.
     """
 
-    def __init__(self, weights: list[np.ndarray], offset: float):
-        self.weights, self.offset = weights, offset
+    def __init__(self, weights: list[np.ndarray], centers: list[np.ndarray], offset: float):
+        self.weights, self.centers, self.offset = weights, centers, offset
 
     @classmethod
     def scaled_to(cls, rows: Any) -> Self:
         """Returns sums in which each column of some rows counts by its standard deviation."""
         rng = np.random.default_rng(_SEED)
         columns = [_flat(x)[:_MOST_ROWS].astype(np.float64) for x in tf.nest.flatten(rows)]
-        total, weights, offset = sum(x.shape[1] for x in columns), [], 0.0
+        total, weights, centers, offset = sum(x.shape[1] for x in columns), [], [], 0.0
         for x in columns:
             mean, scale = x.mean(axis=0), x.std(axis=0)
             # Later rows may differ where the first ones are all 0, as in files sorted by label.
             scale = np.where(scale > 0, scale, np.where(np.abs(mean) > 1e-30, np.abs(mean), 1))
             signed = rng.uniform(0.5, 1.5, x.shape[1]) * rng.choice([-1, 1], x.shape[1])
             weights.append(signed / scale / total**0.5)
-            offset += float(weights[-1] @ mean)
-        return cls(weights, offset)
+            centers.append(np.where(np.abs(mean) > _FAR * scale, mean, 0.0))
+            offset += float(weights[-1] @ (mean - centers[-1]))
+        return cls(weights, centers, offset)
 
     def __call__(self, rows: Any) -> np.ndarray:
         """Returns the sums over rows, `[2]`."""
         r = np.float32(-self.offset)
         with np.errstate(invalid="ignore", over="ignore"):  # of rows that are not finite
-            for x, w in zip(map(_flat, tf.nest.flatten(rows)), self.weights, strict=True):
-                w = w.astype(x.dtype)
+            leaves = map(_flat, tf.nest.flatten(rows))
+            for x, w, m in zip(leaves, self.weights, self.centers, strict=True):
+                w, x = w.astype(x.dtype), x - m.astype(x.dtype) if m.any() else x
                 r = r + (x[:, 0] * w if len(w) == 1 else x @ w)  # which is faster for one column
             return np.array([f(r).sum(dtype=np.float64) for f in (np.sin, np.cos)])
 
     def equals(self, other: RowSums) -> bool:
         """Returns whether another object computes the same sums."""
-        pairs = zip(self.weights, other.weights, strict=True)
+        own, others = [*self.weights, *self.centers], [*other.weights, *other.centers]
+        pairs = zip(own, others, strict=True)
         return self.offset == other.offset and all(np.array_equal(x, y) for x, y in pairs)
 
     def differ(self, one: np.ndarray, other: np.ndarray, count: int) -> bool:

@@ -16,20 +16,22 @@ from tfp_sgmcmc.targets.streamed import StreamedLogProb
 from tfp_sgmcmc.targets.streaming.passes import Show
 
 FILE = "data.npz"
-_VERSION = 1  # of the format
+_VERSION = 2  # of the format
 
 
 def save(path: Path, target: StreamedLogProb) -> None:
     """Writes the record of a stream after a pass over its rows."""
     num_first, first_rows = target._first_sums
-    arrays = {f"weights{i}": x for i, x in enumerate(target._row_sums.weights)}
+    sums = target._row_sums
+    arrays = {f"weights{i}": x for i, x in enumerate(sums.weights)}
+    arrays |= {f"centers{i}": x for i, x in enumerate(sums.centers)}
     arrays["first_rows"] = first_rows
     if 0 in target._sums:
         arrays["all_rows"] = target._sums[0]
     header = {
         "version": _VERSION,
         "rows": _rows_of(target),
-        "offset": target._row_sums.offset,
+        "offset": sums.offset,
         "num_first": num_first,
         "files": _files_of(target),
         "arrays": [*arrays],
@@ -52,8 +54,11 @@ def difference(path: Path, target: StreamedLogProb, show: Show) -> str:
         if header["version"] != _VERSION:
             raise ValueError(f"it has version {header['version']}, not {_VERSION}")
         arrays = {name: array(name, "float64") for name in header["arrays"]}
-        weights = [x for name, x in arrays.items() if name.startswith("weights")]
-        sums, expected = RowSums(weights, header["offset"]), arrays.get("all_rows")
+        weights, centers = (
+            [x for name, x in arrays.items() if name.startswith(of)]
+            for of in ("weights", "centers")
+        )
+        sums, expected = RowSums(weights, centers, header["offset"]), arrays.get("all_rows")
         rows, files, num_first = header["rows"], header["files"], header["num_first"]
     if rows != _rows_of(target):
         return f"It was begun with {rows}, and the data have {_rows_of(target)}."
