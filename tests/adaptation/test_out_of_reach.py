@@ -120,6 +120,13 @@ def test_a_small_share_that_is_wide_counts(dim: int) -> None:
     assert found.share < 0.02 and not found.is_small
 
 
+def test_the_widest_direction_of_few_draws_is_no_reason() -> None:
+    """One draw of 4000 with a large weight, among 30 parameters."""
+    assert FarMass(0.012, 0.02, 7.0, 0.5, 1.8).is_small
+    assert not FarMass(0.012, 0.02, 7.0, 0.5, 18.0).is_small
+    assert not FarMass(0.012, 0.3, 7.0, 0.5, 1.8).is_small  # on average over all directions
+
+
 @pytest.mark.parametrize(
     ("shares", "effective", "num_examples", "looks"),
     [
@@ -143,7 +150,7 @@ def test_a_share_that_rests_on_few_draws_is_looked_at_again(
     def far_mass(*args: Any) -> FarMass:
         numbers.append(args[3])
         i = len(numbers) - 1
-        return FarMass(shares[i], 13.0, 0.01, effective[i])
+        return FarMass(shares[i], 0.0, 13.0, 0.01, effective[i])
 
     monkeypatch.setattr(out_of_reach, "far_mass", far_mass)
     target = types.SimpleNamespace(num_examples=num_examples, bijector=None)
@@ -254,7 +261,7 @@ def test_draws_that_come_to_a_place_settle_it(kind: str) -> None:
         place = other_mode(target, center, np.array([30.0, 0.0]), 30.0, -1.0)
     else:
         sample, _ = normal_sample(shelf(0.1, 15.0, 1), 2, 0)
-        place = beyond(target, center, sample.proposal, FarMass(0.1, 13.0, 0.1, 50.0))
+        place = beyond(target, center, sample.proposal, FarMass(0.1, 20.0, 13.0, 0.1, 50.0))
     assert place.flag.grade == "wrong" and "These chains" in place.flag
     assert place.settled(between(100, 30.0)).grade == "note"
     assert "25 % of the draws are there" in place.settled(between(100, 30.0))
@@ -271,7 +278,7 @@ def test_a_place_that_widens_the_draws_is_visited_more_often() -> None:
     sample, _ = normal_sample(shelf(0.1, 15.0, 1), 2, 0)
     grades = []
     for widest in (0.1, 1.0):
-        far = FarMass(0.01, 13.0, widest, 50.0)
+        far = FarMass(0.01, widest / 2, 13.0, widest, 50.0)
         place = beyond(flat_target(), tf.zeros([2]), sample.proposal, far)
         assert place.least_visits == pytest.approx(max(5, (10 * widest / (1 + widest)) ** 2))
         grades.append(place.settled(between(5, 30.0)).grade)
@@ -282,7 +289,7 @@ def test_draws_need_not_come_back_from_where_nearly_all_is() -> None:
     """A proposal deep in the neck of a funnel holds nearly nothing."""
     sample, _ = normal_sample(shelf(0.1, 15.0, 1), 2, 0)
     most, half = (
-        beyond(flat_target(), tf.zeros([2]), sample.proposal, FarMass(share, 13.0, 0.1, 50.0))
+        beyond(flat_target(), tf.zeros([2]), sample.proposal, FarMass(share, 20.0, 13.0, 0.1, 50.0))
         for share in (1.0, 0.5)
     )
     there = between(0, 30.0) + 30

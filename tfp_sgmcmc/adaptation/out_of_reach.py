@@ -122,6 +122,7 @@ class FarMass(NamedTuple):
 
     Attributes:
       share: the share of the posterior that it holds.
+      spread: what it adds to the variances of the proposal, on average over all directions.
       distance: half of it is farther from the proposal's mean, in its standard deviations.
       widest: what it adds to the variance along the direction where that is most.
       num_effective: the number of equal draws whose share would be known as well.
@@ -129,6 +130,7 @@ class FarMass(NamedTuple):
     """
 
     share: float
+    spread: float
     distance: float
     widest: float
     num_effective: float
@@ -136,12 +138,22 @@ class FarMass(NamedTuple):
 
     @property
     def is_small(self) -> bool:
-        """Whether means and standard deviations without it are good enough."""
-        return self.is_small_by(1.0)
+        """Whether means and standard deviations without it are good enough.
 
-    def is_small_by(self, factor: float) -> bool:
-        """Whether that is so with a factor to spare."""
-        return factor * self.share <= _MOST_SHARE and factor * self.widest <= _MOST_SPREAD
+        Of few draws the widest direction is mostly that of one of them, and no reason.
+        """
+        widest = self.widest if self.is_known else self.spread
+        return self.share <= _MOST_SHARE and max(self.spread, widest) <= _MOST_SPREAD
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it rests on more than a few draws."""
+        return self.num_effective >= _FEWEST_EFFECTIVE
+
+    @property
+    def is_clearly_small(self) -> bool:
+        """Whether that is so, also along the widest direction, with a factor to spare."""
+        return _CLEARLY * self.share <= _MOST_SHARE and _CLEARLY * self.widest <= _MOST_SPREAD
 
     def __str__(self) -> str:
         return (
@@ -212,14 +224,15 @@ def far_mass(
         log_ratio[there] += corrected_fn(draws[there], log_probs[heavy]) - log_probs[heavy]
         mass = mass_of()
     if not (total := mass.sum()) > 0:
-        return FarMass(0.0, np.inf, 0.0, 0.0)
+        return FarMass(0.0, 0.0, np.inf, 0.0, 0.0)
     distances = np.linalg.norm(z, axis=1)
     order = np.argsort(distances)
     middle = np.searchsorted(mass[order].cumsum(), total / 2)
     distance = distances[order[min(middle, len(z) - 1)]]
+    share, spread = total / (1 + total), mass @ distances**2 / dim
     widest = np.linalg.eigvalsh(z.T @ (mass[:, np.newaxis] * z))[-1]
     num_effective = total**2 / (mass**2).sum()
-    figures = map(float, (total / (1 + total), distance, widest, num_effective))
+    figures = map(float, (share, spread, distance, widest, num_effective))
     return FarMass(*figures, draws[int(np.argmax(mass))])
 
 
@@ -265,10 +278,9 @@ def check_reach(
 
     for num_wide in (NUM_WIDE, _MORE * NUM_WIDE, _MORE**2 * NUM_WIDE):
         far = far_mass(log_prob_fn, sample, rng, num_wide, corrected)
-        is_known = far.num_effective >= _FEWEST_EFFECTIVE
-        if far.is_small and (is_known or far.is_small_by(_CLEARLY)):
+        if far.is_small and (far.is_known or far.is_clearly_small):
             return
-        is_known &= num_wide > NUM_WIDE
+        is_known = far.is_known and num_wide > NUM_WIDE
         most = _FEW_TERMS if far.is_small else _MOST_TERMS
         if is_known or _MORE * num_wide * problem.num_examples > most:
             break

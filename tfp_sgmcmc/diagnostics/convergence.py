@@ -215,7 +215,10 @@ def rhat_limit(num_chains: int, num_entries: int, ess: float) -> float:
 @functools.lru_cache  # it takes 0.1 s
 def _chi2_quantile(freedom: int, probability: float) -> float:
     law = tfp.distributions.Chi2(np.float64(freedom))
-    return float(traced(lambda: law.quantile(probability))())  # which no check of numerics refuses
+    try:
+        return float(law.quantile(probability))
+    except tf.errors.InvalidArgumentError:  # tf.debugging.enable_check_numerics, not in a graph
+        return float(traced(lambda: law.quantile(probability))())
 
 
 def batch_means_standard_error(draws: Any, num_batches: int = 20) -> np.ndarray:
