@@ -102,7 +102,8 @@ class ChainState:
         """
         if self.num_chains is not None:
             return None
-        return self.status().num_steps, [float(tf.reduce_sum(tf.abs(x))) for x in self.read()]
+        sums = [float(tf.reduce_sum(tf.abs(x))) for x in self.read()]
+        return self.status().num_steps, np.nan_to_num(sums).tolist()  # which equal themselves
 
     # Read and written by the compiled step.
 
