@@ -263,10 +263,10 @@ def check_reach(
 ) -> None:
     """Raises NotNearGaussian, with the place, if a proposal does not reach much of a posterior.
 
-    What few wide draws find is looked at with five times as many others, and again if a few of
-    these have most of it: a part that few of them reach is mostly estimated too small. States that
-    rounding maps to the parameters of another state have no density of their own, so it is taken as
-    zero. With `exact_fn`, x -> log posterior, `[S]`, the given one is only near to it.
+    What few wide draws find is looked at with five times as many others. If that is much and a few
+    of these have most of it, again: a part that few of them reach is mostly estimated too small.
+    States that rounding maps to the parameters of another state have no density of their own, so it
+    is taken as zero. With `exact_fn`, x -> log posterior, `[S]`, the given one is only near to it.
     """
     base = sample.proposal.as_one()
 
@@ -278,9 +278,10 @@ def check_reach(
 
     for num_wide in (NUM_WIDE, _MORE * NUM_WIDE, _MORE**2 * NUM_WIDE):
         far = far_mass(log_prob_fn, sample, rng, num_wide, corrected)
-        if far.is_small and (far.is_known or far.is_clearly_small):
+        is_second = num_wide > NUM_WIDE
+        if far.is_small and (far.is_known or far.is_clearly_small or is_second):
             return
-        is_known = far.is_known and num_wide > NUM_WIDE
+        is_known = far.is_known and is_second
         most = _FEW_TERMS if far.is_small else _MOST_TERMS
         if is_known or _MORE * num_wide * problem.num_examples > most:
             break
