@@ -112,7 +112,7 @@ def sample_nonquadratic(
 
 def _sampler(run: _Run, may_be_centered: bool = True) -> PreparedKernel:
     """Returns NUTS if it takes less than an hour, else NOGIN."""
-    problem, state, reason, select = run[:4]
+    problem, state, reason, select = run.problem, run.state, run.reason, run.select
     num_chains, seed, jit_compile = run.num_chains, run.seeds[0].numpy(), run.jit_compile
 
     def is_slow(seconds: float) -> bool:  # a single example has no minibatches

@@ -281,9 +281,8 @@ def check_reach(
         is_second = num_wide > NUM_WIDE
         if far.is_small and (far.is_known or far.is_clearly_small or is_second):
             return
-        is_known = far.is_known and is_second
         most = _FEW_TERMS if far.is_small else _MOST_TERMS
-        if is_known or _MORE * num_wide * problem.num_examples > most:
+        if (far.is_known and is_second) or _MORE * num_wide * problem.num_examples > most:
             break
     if not far.is_small:
         raise NotNearGaussian(str(far), place=beyond(problem, center, base, far))

@@ -23,6 +23,7 @@ from tfp_sgmcmc.internal.nest import (
     flatten_events,
     of_all_parts,
     unflatten_events,
+    wide,
 )
 
 Product = Callable[[tf.Tensor], tf.Tensor]  # [chains..., D] -> [chains..., D]
@@ -151,19 +152,14 @@ def inverse_or_diagonal(matrix: tf.Tensor) -> tf.Tensor:
     `tf.linalg.inv` takes a QR decomposition in XLA, which is far slower. For a matrix that is not
     positive definite in this precision, it returns the inverse of the diagonal.
     """
-    wide = _wide(matrix)
-    eye = tf.eye(tf.shape(matrix)[-1], dtype=wide.dtype)
-    factor = tf.linalg.cholesky(wide)
-    root = tf.linalg.triangular_solve(factor, eye + tf.zeros_like(wide))
+    at_least_single = wide(matrix)
+    eye = tf.eye(tf.shape(matrix)[-1], dtype=at_least_single.dtype)
+    factor = tf.linalg.cholesky(at_least_single)
+    root = tf.linalg.triangular_solve(factor, eye + tf.zeros_like(at_least_single))
     found = tf.cast(tf.matmul(root, root, transpose_a=True), matrix.dtype)
     is_finite = tf.reduce_all(tf.math.is_finite(found), axis=[-2, -1], keepdims=True)
     diagonal = tf.linalg.diag(tf.math.reciprocal_no_nan(tf.linalg.diag_part(matrix)))
     return tf.where(is_finite, found, diagonal)
-
-
-def _wide(x: tf.Tensor) -> tf.Tensor:
-    """Returns numbers of half precision as `float32`: TensorFlow factorises no others on a CPU."""
-    return tf.cast(x, tf.float32) if x.dtype.size < 4 else x
 
 
 def _dot(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -239,8 +235,8 @@ class DenseMatrix(Matrix):
 
     def solve(self, shift: tf.Tensor, scale: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
         if self._solver.factorises():
-            factor = tf.linalg.cholesky(_wide(self.shifted(shift, scale)))
-            found = tf.linalg.cholesky_solve(factor, _wide(x)[..., tf.newaxis])[..., 0]
+            factor = tf.linalg.cholesky(wide(self.shifted(shift, scale)))
+            found = tf.linalg.cholesky_solve(factor, wide(x)[..., tf.newaxis])[..., 0]
             return tf.cast(found, x.dtype)
         inverse, diagonal = self._inverse, shift + scale * self.diag_part()
         return self._solver.conjugate_gradient(
@@ -253,7 +249,7 @@ class DenseMatrix(Matrix):
         return tf.linalg.diag_part(self._matrix)
 
     def draw(self, shift: tf.Tensor, scale: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-        factor = tf.linalg.cholesky(_wide(self.shifted(shift, scale)))
+        factor = tf.linalg.cholesky(wide(self.shifted(shift, scale)))
         return tf.linalg.matvec(tf.cast(factor, shift.dtype), random.normal_like(shift, seed))
 
     def plus(self, scale: tf.Tensor, matrix: tf.Tensor) -> DenseMatrix:

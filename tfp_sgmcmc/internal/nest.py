@@ -181,6 +181,13 @@ def as_dtype(value: Any, dtype: tf.DType) -> tf.Tensor:
     return tf.cast(tf.convert_to_tensor(value), dtype)  # of a variable, its value now
 
 
+def wide(values: Any) -> Any:
+    """Returns a nest in at least single precision, which means and factors of matrices need."""
+    return tf.nest.map_structure(
+        lambda y: y if y.dtype == tf.float64 else tf.cast(y, tf.float32), values
+    )
+
+
 def number_as_dtype(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
     """Returns the argument `name` as a tensor; raises for anything but numbers of `dtype`.
 

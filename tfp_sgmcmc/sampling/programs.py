@@ -107,7 +107,7 @@ def _schedule_values(parameters: dict[str, Any]) -> list[Any] | None:
     """Returns values of schedules, which may read what no snapshot looks into, or None."""
     try:
         return [schedule_values(name, value) for name, value in parameters.items()]
-    except Exception:  # one of a table, for example, need not have a value at every step
+    except Exception:  # at a step that the run need not reach; if it does, it raises the error
         return None
 
 

@@ -10,11 +10,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfp_sgmcmc.internal.nest import wide
 from tfp_sgmcmc.keras.model import compiled_loss, internals, likelihoods
 from tfp_sgmcmc.keras.model.example_scores import Mapper
 from tfp_sgmcmc.keras.posterior import model_copy
 from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
-from tfp_sgmcmc.keras.posterior.sample_loops import Terms, averaged, averaged_at_once, wide
+from tfp_sgmcmc.keras.posterior.sample_loops import Terms, averaged, averaged_at_once
 
 MODE = "int8"
 _FLOATS = ("float16", "bfloat16", "float32", "float64")

@@ -23,12 +23,13 @@ from tfp_sgmcmc.internal.checks import (
     require,
 )
 from tfp_sgmcmc.internal.extras import advised
+from tfp_sgmcmc.internal.nest import wide
 from tfp_sgmcmc.internal.tables import Table, shown_by
 from tfp_sgmcmc.keras.model import compiled_loss, internals, likelihoods
 from tfp_sgmcmc.keras.posterior import batches
 from tfp_sgmcmc.keras.posterior.mixtures import Mixture
 from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
-from tfp_sgmcmc.keras.posterior.sample_loops import AverageSamples, MapSamples, Terms, wide
+from tfp_sgmcmc.keras.posterior.sample_loops import AverageSamples, MapSamples, Terms
 
 _ROUNDING = 1e-6  # of a probability, as a share
 _MOST_AXES = 32  # of an array

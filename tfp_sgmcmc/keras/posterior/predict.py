@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfp_sgmcmc import random
 from tfp_sgmcmc.internal.checks import accepts, vector
 from tfp_sgmcmc.internal.extras import advised
+from tfp_sgmcmc.internal.nest import wide
 from tfp_sgmcmc.internal.tables import Table, first_rows, shown_by
 from tfp_sgmcmc.keras.model import compiled_loss, internals, likelihoods
 from tfp_sgmcmc.keras.posterior import sample_loops
@@ -303,12 +304,12 @@ class Predictor:
         return likelihoods.of_numbers(self._model, outputs)
 
     def _terms(self, values: list[tf.Tensor], batch: Any) -> sample_loops.Terms:
-        y = sample_loops.wide(self._output(values, batch))
+        y = wide(self._output(values, batch))
         flat = keras.tree.flatten(y)
         entropies = [entropy(flat[i], c.axis) for i, c in self._probabilities(y).items()]
         found = [_moments_of(observed(flat[i])) for i, observed in self._numbers(y).items()]
         return sample_loops.Terms(
-            sample_loops.wide((y, [m for m, _ in found])), (entropies, [v for _, v in found])
+            wide((y, [m for m, _ in found])), (entropies, [v for _, v in found])
         )
 
 

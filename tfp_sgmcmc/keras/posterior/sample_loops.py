@@ -181,13 +181,6 @@ def chunks(samples: SampleArrays) -> Iterator[list[tf.Tensor]]:
         yield [tf.convert_to_tensor(samples.flat(x)) for x in parts]
 
 
-def wide(values: Any) -> Any:
-    """Returns a nest in at least single precision, which means over many samples need."""
-    return tf.nest.map_structure(
-        lambda y: y if y.dtype == tf.float64 else tf.cast(y, tf.float32), values
-    )
-
-
 def joined(parts: list[Any], axis: int) -> Any:
     """Concatenates nests of tensors leaf by leaf.
 
