@@ -272,6 +272,15 @@ def test_bad_input(change: dict[str, Any], error: type[Exception], message: str)
         target(**change)
 
 
+def test_a_later_epoch_of_another_dtype_is_named() -> None:
+    def epochs(epoch: int) -> tf.data.Dataset:
+        return dataset(epoch).map(lambda x: tf.cast(x, tf.float64)) if epoch else dataset(epoch)
+
+    of = target(dataset=epochs)
+    with pytest.raises(TypeError, match=r"dataset\(1\) must .* float32. Received: float64"):
+        list(of.blocks(4, epoch=1))
+
+
 def test_a_later_epoch_of_another_length() -> None:
     def shorter(epoch: int) -> tf.data.Dataset:
         return dataset(epoch).filter(lambda x: epoch < 2 or x[0] > X.min())  # unknown cardinality

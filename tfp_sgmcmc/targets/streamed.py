@@ -204,8 +204,21 @@ class StreamedLogProb(Target):
         return first
 
     def _in_rows(self, epoch: int) -> tf.data.Dataset:
-        """Returns an epoch whose elements have known shapes except for the number of rows."""
+        """Returns an epoch whose elements have known shapes except for the number of rows.
+
+        Raises:
+          TypeError: its elements have other parts or dtypes than those of the first epoch.
+        """
         dataset = untuned(self._given_fn(epoch))
+        given, first = (
+            tf.nest.map_structure(lambda spec: spec.dtype.name, x)
+            for x in (dataset.element_spec, self.row_spec)
+        )
+        if given != first:
+            raise TypeError(
+                f"dataset({epoch}) must have elements as those of dataset(0), of the dtypes "
+                f"{first}. Received: {given}."
+            )
         specs = tf.nest.flatten(dataset.element_spec)
         if all(x.shape.rank and x.shape[1:].is_fully_defined() for x in specs):
             return dataset

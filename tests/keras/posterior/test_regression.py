@@ -398,7 +398,7 @@ def test_systematic_resampling_takes_samples_by_their_weights():
 
 def test_errors():
     posterior = weighted(small_models.unit_normal)
-    with pytest.raises(ValueError, match="quantiles need an output whose loss is"):
+    with pytest.raises(ValueError, match="quantiles and .* need an output whose loss is"):
         posterior.predict(X, quantiles=[0.5])
     with pytest.raises(
         ValueError, match="Observations can be drawn if .* another loss of output 0"

@@ -223,8 +223,9 @@ class Predictor:
         numbers = self._numbers(averages.mean[0])
         if not numbers:
             raise ValueError(
-                "quantiles need an output whose loss is a NegativeLogLikelihood of numbers, and "
-                "activation='auto'. Received: a model or an activation without."
+                "quantiles and bands of predictions need an output whose loss is a "
+                "NegativeLogLikelihood of numbers, and activation='auto'. Received: a model or an "
+                "activation without."
             )
         outputs = keras.tree.flatten(self._outputs(samples, [x], no_tick))
         return [
