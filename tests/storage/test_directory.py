@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tfp_sgmcmc.storage import npz, zarr_store
+from tfp_sgmcmc.storage import directory, npz, zarr_store
 from tfp_sgmcmc.storage.directory import Directory, RunDirectory
 from tfp_sgmcmc.storage.stored_draws import Variable
 from tfp_sgmcmc.storage.zarr_store import DrawStore
@@ -509,3 +509,19 @@ def test_a_checkpoint_without_a_fingerprint_is_named(tmp_path: Path, header: Any
         pytest.raises(ValueError, match="checkpoint.npz is damaged"),
     ):
         run.start(VARIABLES, {"seed": [0, 1]})
+
+
+def test_a_loss_of_power_leaves_no_files_without_the_signature(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text of the lock and its name are on the disk before the draws' first file is made."""
+    flushed, before = list[Path](), list[Path]()
+
+    def store(*args: Any) -> DrawStore:
+        before.extend(flushed)
+        return DrawStore(*args)
+
+    monkeypatch.setattr(directory, "sync", flushed.append)
+    monkeypatch.setattr(directory, "DrawStore", store)
+    make_run(tmp_path / "run")
+    assert before == [tmp_path / "run" / "run.lock", tmp_path / "run"]

@@ -19,6 +19,7 @@ from tfp_sgmcmc.internal.checks import one_of
 from tfp_sgmcmc.storage import checkpoint, tolerant_equality
 from tfp_sgmcmc.storage.checkpoint import Checkpoint, check_same
 from tfp_sgmcmc.storage.lock import SIGNATURE, Lease, Lock
+from tfp_sgmcmc.storage.npz import sync
 from tfp_sgmcmc.storage.stored_draws import StoredDraws, Variable
 from tfp_sgmcmc.storage.zarr_store import Committed, DrawStore, Groups
 
@@ -316,8 +317,13 @@ class RunDirectory:
         self._lock.release()
 
     def _sign(self) -> None:
-        """Writes the process and whether there is a checkpoint into the lock file."""
+        """Writes the process and whether there is a checkpoint into the lock file.
+
+        A loss of power must not leave files of a run without the signature.
+        """
         self._lock.write(f"{SIGNATURE}{os.getpid()}\n{_COMMITTED if self.has_run else ''}")
+        sync(self.path / LOCK)
+        sync(self.path)
 
     def __enter__(self) -> RunDirectory:
         self._lock.is_busy = True
