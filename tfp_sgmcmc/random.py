@@ -51,6 +51,7 @@ xor = tf.bitwise.bitwise_xor
 _GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: spreads consecutive counters over the 32-bit words
 _UNIT = 2**24  # thresholds and coins of `AliasTable` are integers below it
 _MAX_EXAMPLES = 2**31 - 1
+_SEED = "an integer of 64 bits or two of 32, as of numpy.random.SeedSequence(n).generate_state(2)"
 _SIXTH = 715_827_883  # 2^32 / 6 = 715,827,882.67, rounded
 _WORTH_COMPILING = 10_000  # normals; a compiled function draws more of them faster on a CPU
 _MANY_PARTS = 4  # of a state, whose numbers are drawn as one array
@@ -85,25 +86,24 @@ def as_seed(seed: Any) -> tf.Tensor:
     Raises ValueError for anything else, and for None, because no hidden global state is used.
     """
     if seed is None:
-        raise ValueError(
-            "seed must be an integer or a pair of integers. Received: None. A step draws all of "
-            "its random numbers from its seed. Pass one, as in tfp.mcmc.sample_chain(..., seed=0)."
-        )
-    if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
-        words = np.array([int(seed) >> shift & 0xFFFFFFFF for shift in (32, 0)], np.uint32)
-        return tf.constant(words.astype(np.int32))
+        expected = "an integer or a pair of integers"
+        raise ValueError(f"seed must be {expected}. Received: None. Pass one, such as seed=0.")
+    if isinstance(seed, int | np.integer) and not isinstance(seed, bool | np.timedelta64):
+        checks.require("seed", seed, -(2**63) <= seed < 2**64, _SEED)
+        seed = np.array([int(seed) >> shift & 0xFFFFFFFF for shift in (32, 0)])
     try:
         seed = tf.convert_to_tensor(seed)
     except (TypeError, ValueError) as error:
         raise ValueError(f"seed must be an integer or two integers. Received: {seed!r}.") from error
     if seed.dtype.is_integer and seed.shape.rank == 0:
         wide = tf.cast(seed, tf.int64)
-        seed = tf.stack([tf.bitwise.right_shift(wide, tf.constant(32, tf.int64)), wide])
-    if not seed.dtype.is_integer or not seed.shape.is_compatible_with([2]):
-        raise ValueError(
-            "seed must be an integer or two integers (shape [2]). "
-            f"Received: dtype {seed.dtype.name}, shape {seed.shape}."
-        )
+        words = tf.stack([tf.bitwise.right_shift(wide, tf.constant(32, tf.int64)), wide])
+        seed = tf.cast(words, tf.int32)
+    found = f"dtype {seed.dtype.name}, shape {seed.shape}"
+    holds = seed.dtype.is_integer and seed.shape.is_compatible_with([2])
+    checks.require("seed", found, holds, "an integer or two integers (shape [2])")
+    if seed.dtype.size > 4 and (known := tf.get_static_value(seed)) is not None:
+        checks.require("seed", known, np.all((known >= -(2**31)) & (known < 2**32)), _SEED)
     return tf.cast(seed, tf.int32)
 
 

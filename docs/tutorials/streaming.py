@@ -149,7 +149,7 @@ assert not report.problems
 # ## A damaged file
 #
 # A new run would read all files. One of them is cut off. The message names it, what it lacks, and
-# the row up to which blocks were read:
+# the examples that were being read:
 
 # %%
 damaged = folder / "x-5.npy"

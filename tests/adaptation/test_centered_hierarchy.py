@@ -74,6 +74,8 @@ def test_a_centered_hierarchy_is_recognised_by_its_prior() -> None:
     assert "effect = mean[..., None] + tau[..., None] * effect_raw" in found.remedy
     assert "tfd.Normal(0., 1.).log_prob(effect_raw)" in found.remedy
     assert len(found.remedy.splitlines()) == 4
+    plain = found._replace(has_prior=False)
+    assert "prior of effect depends" not in plain.remedy and "log_prior_fn" not in plain.remedy
     # A flat state, as in other coordinates, does not know the names.
     flat = schools(True), START, rows(True), [*["school"] * 8, "location", "width"]
     named = find_centered_hierarchy(*flat)
@@ -417,4 +419,9 @@ def test_a_run_of_nuts_goes_on_and_is_repeated_by_hand(
         exec(program, named)
         np.testing.assert_allclose(named["draws"], result.states, rtol=1e-6)
         monkeypatch.setattr(fallback, "_LEAPFROG_STEPS", 10**12)
-        assert sgmcmc.sample(one_row, start, 10, **options).choices.sampler == "NoUTurnSampler"
+        result = sgmcmc.sample(one_row, start, 10, **options)
+        assert result.choices.sampler == "NoUTurnSampler"
+        program = "\n".join(result.choices.program()).replace("seed=", "jit_compile=False, seed=")
+        named |= dict(target=one_row, result=result)
+        exec(program, named)
+        np.testing.assert_allclose(named["draws"], result.states, rtol=1e-6)

@@ -49,7 +49,7 @@ def test_weights_count_in_moments_and_quantiles() -> None:
 @pytest.mark.parametrize(
     ("draws", "words"),
     [
-        (DRAWS + np.arange(4)[:, None] * [0, 0, 1e-3], "the chains do not agree"),
+        (DRAWS + np.arange(4)[:, None] * [0, 0, 1e-3], "do not agree"),
         (DRAWS[:50], "too few independent draws"),
         (DRAWS[:, [0, 0, 0, 0]], "depend on each other: 4 are worth 1."),
     ],

@@ -88,3 +88,16 @@ def test_a_component_without_draws_stays_and_none_has_a_small_weight() -> None:
     np.testing.assert_array_equal(following[0].components[2].mean, far.mean)
     np.testing.assert_allclose(following[0].weights[2], 0.05 / 1.05, rtol=1e-6)
     np.testing.assert_allclose(following[1], following[0].log_prob(sample.draws))
+
+
+def test_rounds_of_poor_weights_end_after_so_many_points() -> None:
+    """A funnel has no good proposal; the points of all rounds before are fitted anew in each."""
+
+    def funnel(x: np.ndarray) -> np.ndarray:
+        return -(x[:, 0] ** 2) / 18 - (x[:, 1:] ** 2 * np.exp(-x[:, :1]) + x[:, :1]).sum(1) / 2
+
+    first = Proposal(np.zeros(6), np.eye(6), 0.1)
+    for most, expected in ((np.inf, 8), (6000, 3)):
+        rng = np.random.default_rng(0)
+        sample, num_rounds = fit_proposal(funnel, first, 1000, rng, most)
+        assert not sample.is_reliable and num_rounds == expected

@@ -98,3 +98,16 @@ def test_numbers_of_bfloat16_are_numbers() -> None:
     checks.numbers("x", tf.constant(0.5, tf.bfloat16))
     with pytest.raises(ValueError, match="x must be a positive finite number"):
         checks.numbers("x", tf.constant(-0.5, tf.bfloat16), "a positive finite number")
+
+
+def test_masked_entries_are_refused_and_arrays_without_are_taken() -> None:
+    masked = np.ma.masked_greater([1.0, 2.0, 3.0], 2.0)
+    for check in (checks.array, checks.numbers):
+        with pytest.raises(TypeError, match="x must have no masked entries, .* Received: 1 of 3"):
+            check("x", masked)
+        check("x", np.ma.masked_greater([1.0, 2.0], 5.0))
+
+
+def test_a_span_of_time_is_no_integer() -> None:
+    with pytest.raises(TypeError, match="n must be an integer"):
+        checks.integer("n", np.timedelta64(3, "ns"), 1)

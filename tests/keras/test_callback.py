@@ -310,6 +310,9 @@ class TestFlatArguments:
             ((N, None), {"prior": None}, "prior once"),
             ((N,), {"num_chains": 2}, "needs prior"),
             ((N, None, 0, 0, 0), {}, "kernel alone by position"),
+            ((), {"prior": None, "directory": "a", "num_burnin_steps": 1}, "output=directory"),
+            ((), {"prior": None, "num_burnin_steps": 1}, r"Collect\(num_burnin_steps=...\)"),
+            ((), {"prior": None, "num_chains": 2}, "Write: chains=num_chains"),
         ],
     )
     def test_mixtures_are_refused(self, args, kwargs, message):

@@ -278,3 +278,10 @@ def test_a_part_without_entries() -> None:
     state = [tf.ones([2, 3]), tf.ones([2, 0])]
     _, results = kernel.one_step(state, kernel.bootstrap_results(state), seed=0)
     assert np.isfinite(kernel.largest_stable_step(1.0, results=results)).all()
+
+
+def test_a_step_size_that_rounds_to_zero_is_refused() -> None:
+    """Its chain would stand still."""
+    target = sgmcmc.FullDataLogProb(lambda x: -(x**2))
+    with pytest.raises(ValueError, match="step_size must be within the range of float32"):
+        sgmcmc.SGLD(target, 1e-60).bootstrap_results(tf.zeros([]))

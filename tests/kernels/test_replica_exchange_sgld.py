@@ -357,3 +357,11 @@ def test_bad_states() -> None:
         kernel.bootstrap_results(tf.constant([np.nan]))
     with pytest.raises(TypeError, match="state must have a floating dtype.*: dtype int32"):
         kernel.bootstrap_results(tf.constant([1]))
+
+
+def test_one_state_is_repeated_for_the_chains() -> None:
+    kernel = sgmcmc.ReplicaExchangeSGLD(QUADRATIC, 0.01, TEMPERATURES)
+    options: dict[str, Any] = dict(seed=0, jit_compile=False, progress_bar=False)
+    several = sgmcmc.sample_chain(kernel, 0.0, 5, num_chains=4, **options)
+    tiled = sgmcmc.sample_chain(kernel, np.zeros(4, np.float32), 5, **options)
+    np.testing.assert_array_equal(several.states, tiled.states)

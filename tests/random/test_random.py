@@ -558,3 +558,11 @@ def test_a_short_integer_is_a_number_of_examples(draw: Any) -> None:
 def test_wrong_arguments_are_named(call: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         call()
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, [2**32, 7], np.array([0, -(2**31) - 1])])
+def test_seeds_of_more_bits_are_refused(seed: Any) -> None:
+    """They would be those of other integers."""
+    with pytest.raises(ValueError, match="64 bits or two of 32, as of numpy.random.SeedSequence"):
+        random.as_seed(seed)
+    assert random.as_seed(np.random.SeedSequence(2**100).generate_state(2)).shape == [2]

@@ -497,7 +497,11 @@ class Changing:
             ValueError,
             "must return tensors. Received: {'a': None}",
         ),
-        (dict(trace_fn=lambda s, r: "x"), ValueError, "must return numbers. Received: string"),
+        (
+            dict(trace_fn=lambda s, r: "x"),
+            ValueError,
+            "must return numbers of known shape. Received: string",
+        ),
     ],
 )
 def test_bad_input(options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -645,3 +649,16 @@ def test_a_chain_in_half_precision(dtype: Any) -> None:
     assert found[0].states.dtype == dtype.as_numpy_dtype
     draws = [np.asarray(result.states, np.float32) for result in found]
     assert np.isfinite(draws[0]).all() and (draws[0] == draws[1]).all()
+
+
+def test_more_steps_than_a_counter_holds_are_refused_before_the_run() -> None:
+    with pytest.raises(ValueError, match="num_burnin_steps and num_results times .* at most 9,223"):
+        sgmcmc.sample_chain(Walk(), state(), 3, num_steps_between_results=2**63 - 1, **EAGER)
+
+
+def test_a_trace_of_unknown_shape_is_refused_before_the_run() -> None:
+    def varying(state: Any, results: Any) -> tf.Tensor:
+        return tf.range(tf.cast(tf.random.uniform([], 1, 5), tf.int32))
+
+    with pytest.raises(ValueError, match=r"trace_fn must return numbers of known shape. .* \(None"):
+        sgmcmc.sample_chain(Walk(), state(), 3, trace_fn=varying, **EAGER)

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tfp_sgmcmc.storage import zarr_store as store_module
+from tfp_sgmcmc.storage.directory import RunDirectory
 from tfp_sgmcmc.storage.stored_draws import Variable
 from tfp_sgmcmc.storage.zarr_store import Committed, DrawStore
 
@@ -406,3 +407,30 @@ def test_a_tail_is_written_once(path: Path, monkeypatch: Any) -> None:
     calls.clear()
     store.finish()
     assert len(calls) == len(store.tail["posterior"]) + len(store.tail["sample_stats"]) + 2
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("codecs", lambda x: x[0]["configuration"].update(endian="big")),
+        ("chunk_key_encoding", lambda x: x["configuration"].update(separator="/")),
+        ("shape", lambda x: x.__setitem__(2, 2)),
+        ("chunk_grid", lambda x: x["configuration"]["chunk_shape"].__setitem__(2, 2)),
+    ],
+)
+def test_metadata_of_other_arrays_are_refused(tmp_path: Path, key: str, change: Any) -> None:
+    """The checksums of chunks do not see how these are read."""
+    variables = {"posterior": {"w": Variable((3,), "float32")}}
+    with RunDirectory(tmp_path) as run:
+        run.start(variables, {})
+        run.append({"posterior": {"w": np.ones([5, 3], np.float32)}})
+        run.commit({}, finish=True)
+    file = tmp_path / "samples.zarr/posterior/w/zarr.json"
+    metadata = json.loads(file.read_text())
+    change(metadata[key])
+    file.write_text(json.dumps(metadata))
+    with (
+        RunDirectory(tmp_path) as run,
+        pytest.raises(ValueError, match=rf"posterior/w is damaged .*{key}"),
+    ):
+        run.start(variables, {})

@@ -49,7 +49,7 @@ from tfp_sgmcmc.targets.laplace.quadratic import lower_factor, precision_of, roo
 NUM_DRAWS = 2000  # that are weighed
 _MOST_ENTRIES = 10_000_000  # N D
 _MOST_SECONDS = 40.0  # HMC takes longer
-_MOST_OF_MIXTURE = 20.0  # seconds
+_MOST_OF_MIXTURE, _MOST_PRODUCTS = 20.0, 1.5e10  # seconds, and products of numbers in its fit
 _MANY_ENTRIES, _MOST_OF_MANY = 1_000_000, 20.0  # N D, and seconds: so long do minibatches take
 LEAST_EFFICIENCY = 0.2
 _MOST_FOR_NUTS = 50_000  # N D; on more data HMC is worth a try
@@ -172,7 +172,8 @@ def mixture_draws(
     log_masses = np.array([0.0, *(mode.log_mass for mode in others)])
     masses = np.exp(log_masses - log_masses.max())
     mixture = MixtureProposal.with_masses(tuple(components), masses)
-    sample, rounds = fit_proposal(log_prob_fn, mixture, size, rng)
+    most_points = _MOST_PRODUCTS / (len(components) * runs.dim**2)
+    sample, rounds = fit_proposal(log_prob_fn, mixture, size, rng, most_points)
     how = f"in {rounds} round{'s' * (rounds > 1)} of {size} draws"
     figures = figures_of(sample)
     if not sample.is_reliable or sample.efficiency < LEAST_EFFICIENCY:

@@ -126,10 +126,16 @@ class Choices:
         ]
 
     def program(self) -> list[str]:
-        """Returns the lines of a program that makes the same draws of a `MinibatchLogProb`."""
-        lines = []
-        if self.noncentered:
+        """Returns the lines of a program that makes the same draws, if the data are in memory."""
+        lines, checked = [], ""
+        if self.batch_size is None and self.sampler != "IndependentMetropolis":
+            checked = ", preflight_check=False"  # which would take minibatches
             lines = [
+                "from tfp_sgmcmc.adaptation.target_arguments import as_problem",
+                "target = as_problem(target, None)  # or the bijector that sample was given",
+            ]
+        if self.noncentered:
+            lines += [
                 "from tfp_sgmcmc.adaptation.hierarchies.noncentering import noncentered",
                 "target, _ = noncentered(target, initial_state, result.choices.noncentered)",
             ]
@@ -158,7 +164,7 @@ class Choices:
             f"kernel = {module}.{self.sampler}({of}, {given})",
             f"run = sgmcmc.sample_chain(kernel, result.choices.{start}, num_results, "
             f"seed={[*self.seed]}, num_burnin_steps={self.num_burnin_steps}, "
-            f"num_steps_between_results={self.num_steps_between_results})",
+            f"num_steps_between_results={self.num_steps_between_results}{checked})",
             f"draws = {bijector}.forward(run.states)",
         ]
 

@@ -140,6 +140,11 @@ def single_state(target: MinibatchLogProb, initial_state: Any) -> State:
     its log posterior.
     """
     state = start_of(target, initial_state)
+    if (dtype := tf.nest.flatten(state)[0].dtype) not in (tf.float32, tf.float64):
+        raise TypeError(
+            f"initial_state must have the dtype float32 or float64. Received: {dtype.name}. "
+            "sample_chain runs a kernel in any floating dtype."
+        )
     check_single_state("initial_state", target, state)
     kept_program(target, "two chains", state, lambda: check_two_chains(target, state))  # once
     return state

@@ -254,6 +254,7 @@ def integrated_autocorrelation_time(
     \tau = 1 + 2 \sum_{s=1}^{W} \hat\rho(s), \qquad
     W = \min \bigl\{ w : w \geq c \max(1, \tau(w), \tau_2(w)) \bigr\}
     \]
+
     \[
     \tau_2 = 2 \sum_{k=0}^{\lfloor (W-1)/2 \rfloor}
       \frac{\hat\rho(2k) + \hat\rho(2k+1)}{1 + \hat\rho(1)} - 1

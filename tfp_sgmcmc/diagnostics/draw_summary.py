@@ -128,8 +128,8 @@ class DrawSummary:
         chance = rhat_limit(self.num_chains, len(self.names), few) if few >= LEAST_DRAWS else 0
         if np.nanmax(self.rhat) > max(MOST_RHAT, chance):
             notes.append(
-                f"R-hat above {max(MOST_RHAT, chance):.3g}: the chains do not agree. Run longer, "
-                "or look for several modes."
+                f"R-hat above {max(MOST_RHAT, chance):.3g}: the chains, or their "
+                "halves, do not agree. Run longer, or look for several modes."
             )
         if few < LEAST_DRAWS:
             notes.append(f"ESS below {LEAST_DRAWS}: too few independent draws. Run longer.")

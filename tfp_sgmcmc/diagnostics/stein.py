@@ -43,6 +43,7 @@ def squared_kernel_stein_discrepancy(
     S^2 = \sum_{ij} w_i w_j k_0(\theta_i, \theta_j), \qquad
     k(x, y) = q^\beta, \; q = c^2 + |x - y|^2
     \]
+
     \[
     k_0(x, y) = g(x)^T g(y)\, q^\beta
       - 2 \beta q^{\beta - 1} \bigl( d + (g(x) - g(y))^T (x - y) \bigr)

@@ -346,6 +346,7 @@ def fit_proposal(
     proposal: Proposal | MixtureProposal,
     num_draws: int,
     rng: np.random.Generator,
+    most_points: float = np.inf,
 ) -> tuple[WeightedSample, int]:
     """Fits a proposal to a posterior in rounds, and returns the best sample.
 
@@ -353,7 +354,8 @@ def fit_proposal(
     so far, give the next means and covariances (Cappé et al. 2008, with the largest weights cut
     off) and the best of a few shares of heavy tails. Rounds end when the weights of the best
     proposal have a finite variance and the efficiency is at least 0.7, or no longer rises by a
-    tenth. They also end when it is below 0.02 and three in a row were no better than one before.
+    tenth. They also end when it is below 0.02 and three in a row were no better than one before,
+    and when no weights have a finite variance after `most_points`.
 
     Args:
       log_prob_fn: x, `[num_draws, D]` -> log posterior, `[num_draws]`, up to a constant. NaN counts
@@ -361,6 +363,7 @@ def fit_proposal(
       proposal: the first proposal.
       num_draws: S, even.
       rng: a generator of random numbers.
+      most_points: the sum of the numbers of points to which rounds fit.
 
     Returns:
       The best sample, and the number of rounds.
@@ -385,6 +388,8 @@ def fit_proposal(
         if number - number_of_best >= _MOST_IN_VAIN and best.efficiency < _HARDLY_ANY:
             break
         if best.is_reliable and (best.efficiency >= _ENOUGH or gain < _BETTER):
+            break
+        if not best.is_reliable and number * (number + 1) / 2 * num_draws > most_points:
             break
         proposals.append(proposal)
         points.append(sample.draws)

@@ -46,7 +46,8 @@ def count_of_examples(name: str, value: Any, num_examples: int) -> int:
 
 
 def _integer(name: str, value: Any, least: int, most: int, kind: str, bounds: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+    is_integer = isinstance(value, int | np.integer)  # NumPy counts spans of time among them
+    if not is_integer or isinstance(value, bool | np.timedelta64):
         raise TypeError(f"{name} must be {kind}. Received: {value!r}.")
     require(name, value, least <= value <= most, bounds)
     return int(value)
@@ -65,6 +66,7 @@ def numbers(name: str, value: Any, expected: str = "a finite number") -> None:
     if not leaves:
         raise TypeError(f"{name} must be a number. Received: {value!r}.")
     for leaf in leaves:
+        refuse_masked(name, leaf)
         try:
             is_numpy = isinstance(leaf, np.ndarray | np.generic) or not hasattr(leaf, "dtype")
             known = leaf if is_numpy else tf.get_static_value(tf.convert_to_tensor(leaf))
@@ -170,12 +172,23 @@ def as_array(value: Any) -> np.ndarray:
         return np.asarray(None)
 
 
+def refuse_masked(name: str, value: Any) -> None:
+    """Raises TypeError for an array with masked entries, which others would take as numbers."""
+    if np.ma.is_masked(value):
+        raise TypeError(
+            f"{name} must have no masked entries, whose mask would be lost. Received: "
+            f"{np.ma.count_masked(value)} of {np.size(value)}. Give .filled(value), or leave them "
+            "out."
+        )
+
+
 def array(name: str, value: Any, least_ndim: int = 1, finite: bool = True) -> np.ndarray:
     """Returns `value` as a NumPy array if it holds real numbers; raises otherwise.
 
     Raises TypeError for anything but an array of numbers, and ValueError for an array that is
     empty, has fewer than `least_ndim` axes, or, if `finite`, has NaN or infinite entries.
     """
+    refuse_masked(name, value)
     found = as_array(value)
     if found.dtype.kind not in "biuf" and found.dtype.name != "bfloat16":
         raise TypeError(f"{name} must be an array of numbers. Received: {value!r}.")

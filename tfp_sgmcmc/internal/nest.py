@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from tfp_sgmcmc.internal import xla
+from tfp_sgmcmc.internal import checks, xla
 
 State = Any  # a tensor, or any nest of tensors, each with leading chain dimensions
 
@@ -193,8 +193,12 @@ def number_as_dtype(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
 
     Raises TypeError where the conversion fails, and ValueError for a number out of range.
     """
-    if isinstance(value, float | int) and abs(value) > float(dtype.max):
-        raise ValueError(f"{name} must be within the range of {dtype.name}. Received: {value}.")
+    checks.refuse_masked(name, value)
+    if isinstance(value, float | int) and dtype.is_floating:
+        with np.errstate(over="ignore", under="ignore"):
+            found = float(np.asarray(value, np.float64).astype(dtype.as_numpy_dtype))
+        if np.isinf(found) or (value and not found):
+            raise ValueError(f"{name} must be within the range of {dtype.name}. Received: {value}.")
     try:
         return as_dtype(value, dtype)
     except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:

@@ -474,7 +474,7 @@ class SamplerCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.is_in_fit = "epochs" in (self.params or {})
-        self._check_fit("another loop")
+        self._check_fit("another loop, or in a CallbackList without epochs=")
         is_stored = isinstance(self.recorder.samples, StoredSampleLog)
         batch_steps.check_callbacks(self._callback_list, self, is_stored)
         num_epochs, model = self.params["epochs"], self.model

@@ -117,13 +117,14 @@ class Collect:
                 "Received: both."
             )
         checks.integer("num_results", self.num_results, 1)
-        checks.optional(checks.positive, "mixing_distance", self.mixing_distance)
+        for name in ("mixing_distance", "sampling_threshold"):
+            found = checks.optional(checks.positive, name, getattr(self, name))
+            object.__setattr__(self, name, found)
         if self.mixing_distance is not None and self.num_steps_between_results:
             raise ValueError(
                 "Only one of mixing_distance and num_steps_between_results can choose the samples. "
                 f"Received: {self.mixing_distance} and {self.num_steps_between_results}."
             )
-        checks.optional(checks.positive, "sampling_threshold", self.sampling_threshold)
         checks.optional(checks.integer, "noise_every", self.noise_every, 1)
         if isinstance(self.keep, str):
             checks.one_of("keep", self.keep, ("sampling",))
@@ -352,7 +353,12 @@ def _grouped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, A
     missing = sorted({"kernel", "num_examples", "prior"} - given.keys())
     if missing:
         received = ", ".join(sorted(given)) or "no arguments"
-        raise TypeError(f"SamplerCallback needs {', '.join(missing)}. Received: {received}.")
+        groups = ", ".join(sorted({_group(name) for name in _OLD & given.keys()}))
+        advice = f" Write: {groups}." if groups else ""
+        raise TypeError(
+            f"SamplerCallback needs {', '.join(missing)} with flat arguments. Received: "
+            f"{received}.{advice}"
+        )
     if given.get("num_chains") is None and not isinstance(given.get("initial_states", ""), str):
         raise ValueError(
             "initial_states needs num_chains, which is None: a single chain starts at the "
@@ -380,6 +386,16 @@ def _grouped(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, A
     kernel = shown.pop("kernel")
     rest = "".join(f", {name}={text}" for name, text in shown.items())
     return flat, f"SamplerCallback({kernel}{rest})"
+
+
+def _group(name: str) -> str:
+    """Returns how an argument that was flat is written in its group."""
+    if name in _COLLECT:
+        return f"collect=Collect({name}=...)"
+    if name in ("num_chains", "initial_states"):
+        is_number = name == "num_chains"
+        return "chains=num_chains" if is_number else "chains=Chains(..., initial_states=...)"
+    return "output=directory" if name == "directory" else f"output=Directory(..., {name}=...)"
 
 
 def _call(name: str, first: list[str], given: dict[str, Any], others: list[str]) -> str:

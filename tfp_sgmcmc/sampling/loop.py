@@ -290,16 +290,16 @@ class Loop:
         try:
             trace = () if self._trace_fn is None else self._trace_fn(state, results)
         except TypeError as error:
-            raise TypeError(
-                f"trace_fn must take a state and kernel results. Received: {error}"
-            ) from error
+            message = f"trace_fn must take a state and kernel results. Received: {error}"
+            raise TypeError(message) from error
         try:
             trace = tf.nest.map_structure(tf.convert_to_tensor, trace)
         except (ValueError, TypeError) as error:
             raise ValueError(f"trace_fn must return tensors. Received: {trace!r}.") from error
         for x in tf.nest.flatten(trace):
-            if x.dtype in _NOT_NUMERIC:
-                raise ValueError(f"trace_fn must return numbers. Received: {x.dtype.name}.")
+            if x.dtype in _NOT_NUMERIC or not x.shape.is_fully_defined():
+                found = f"{x.dtype.name} of shape {x.shape}"
+                raise ValueError(f"trace_fn must return numbers of known shape. Received: {found}.")
         sizes = tf.nest.map_structure(tf.convert_to_tensor, getattr(results, "step_size", ()))
         if self._view is not None:
             state = self._view(state, values) if self._has_values else self._view(state)

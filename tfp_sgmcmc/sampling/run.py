@@ -26,7 +26,6 @@ from tfp_sgmcmc.sampling.independent_loop import IndependentLoop
 from tfp_sgmcmc.sampling.loop import (
     Position,
     chain_shape_of,
-    log_prob_of,
     repeat_chains,
     replicas_of,
     start_of,
@@ -296,12 +295,12 @@ def run_kernel(
         chain_shape = chain_shape_of(kernel, position) or chain_shape
     else:
         chain_shape = (num_chains,)
-        found = log_prob_of(position.results)
-        if isinstance(kernel, StochasticGradientKernel) and found.shape[:1] != chain_shape:
+        found = chain_shape_of(kernel, position)
+        if isinstance(kernel, StochasticGradientKernel) and found[:1] != chain_shape:
             raise ValueError(
                 "initial_state must be the state of one chain if num_chains is given. Received: "
                 f"num_chains={num_chains}, for which the log posterior has the shape "
-                f"{list(found.shape)} instead of [{num_chains}]."
+                f"{[*found]} instead of [{num_chains}]."
             )
     kept = kept_arrays(loop.kept, chain_shape)
     check_memory(kept, plan.num_results, position, on_disk)

@@ -30,6 +30,7 @@ from tfp_sgmcmc.targets import StreamReadError, Target
 from tfp_sgmcmc.targets.streamed import StreamedLogProb, StreamState
 
 _MOST_STEPS = 2**24  # which a float holds exactly
+_LAST_STEP = 2**63 - 1  # which a counter holds
 _SECONDS_A_CALL = 1.0
 
 
@@ -136,11 +137,17 @@ class StepPlan(NamedTuple):
         cls, num_results: Any, num_burnin_steps: Any, num_steps_between_results: Any
     ) -> StepPlan:
         """Returns the plan; raises TypeError or ValueError for a wrong number."""
-        return cls(
+        plan = cls(
             integer("num_results", num_results, 1),
             integer("num_burnin_steps", num_burnin_steps, 0),
             integer("num_steps_between_results", num_steps_between_results, 0) + 1,
         )
+        if plan.num_steps > _LAST_STEP:
+            raise ValueError(
+                "num_burnin_steps and num_results times num_steps_between_results must be at most "
+                f"{_LAST_STEP:,} steps in all. Received: {plan.num_steps:,}."
+            )
+        return plan
 
     @property
     def num_steps(self) -> int:

@@ -209,6 +209,41 @@ def read_run_id(store: Path) -> str | None:
     return json.loads((store / "zarr.json").read_bytes()).get("attributes", {}).get(RUN_ID)
 
 
+def array_options(zarr: Any, shape: Sequence[int], chunks: Sequence[int], dtype: Any) -> Any:
+    """Returns the options with which the arrays of a store are made."""
+    return dict(
+        shape=tuple(shape),
+        chunks=tuple(chunks),
+        dtype=dtype,
+        # Random numbers hardly compress, and a known size shows whether a file is whole.
+        compressors=[zarr.codecs.Crc32cCodec()],
+        chunk_key_encoding={"name": "default", "separator": "."},
+        config={"write_empty_chunks": True},
+    )
+
+
+def check_metadata(zarr: Any, array: Any, lead: Sequence[int], event: Sequence[int]) -> None:
+    """Raises ValueError if the metadata of an array say that its files hold other draws.
+
+    The checksums of chunks do not see how these are read.
+
+    Args:
+      zarr: the module.
+      array: a zarr array `[*lead, draws, *event]`.
+      lead: the shape before the axis of draws.
+      event: the shape after it.
+    """
+    num_draws, rows = array.shape[len(lead)], array.chunks[len(lead)]
+    shapes = (*lead, num_draws, *event), (*lead, rows, *event)
+    made = zarr.create_array({}, **array_options(zarr, *shapes, array.dtype))
+    expected, found = made.metadata.to_dict(), array.metadata.to_dict()
+    for key in ("shape", "chunk_grid", "chunk_key_encoding", "codecs"):
+        if found[key] != expected[key]:
+            raise ValueError(
+                f"{key} in its zarr.json must be {expected[key]}. Received: {found[key]}"
+            )
+
+
 def chunk_name(array: Any, axis: int, number: int) -> str:
     """Returns the file name of a chunk of a zarr array whose other axes are not divided."""
     at = [0] * array.ndim

@@ -220,17 +220,9 @@ class DrawStore:
         event = variable.event_shape
         lead = (variable.num_chains,) * variable.draw_axis
         self._unsynced.add(self.path / group.basename / name / "zarr.json")
-        return group.create_array(
-            name,
-            shape=(*lead, 0, *event),
-            chunks=(*lead, self._rows, *event),
-            dtype=variable.stored_dtype,
-            # Random numbers hardly compress, and a known size shows whether a file is whole.
-            compressors=[self._zarr.codecs.Crc32cCodec()],
-            chunk_key_encoding={"name": "default", "separator": "."},
-            dimension_names=variable.dimensions(name),
-            config={"write_empty_chunks": True},
-        )
+        shapes = (*lead, 0, *event), (*lead, self._rows, *event)
+        options = stored_draws.array_options(self._zarr, *shapes, variable.stored_dtype)
+        return group.create_array(name, dimension_names=variable.dimensions(name), **options)
 
     def _open(self, committed: Committed) -> None:
         stored_draws.refuse_links(self.path)
@@ -282,6 +274,8 @@ class DrawStore:
             # Chunks of zeros are files as well; open_array does not take this setting.
             array = self._zarr.open_array(path, mode="r+")
             array = array.with_config({"write_empty_chunks": True})
+            lead = (variable.num_chains,) * axis
+            stored_draws.check_metadata(self._zarr, array, lead, variable.event_shape)
             self._rows = array.chunks[axis]
             shape, whole = list(array.shape), self._num_whole
             checksums, count = self._checksums[group][name], whole // self._rows

@@ -128,7 +128,6 @@ class MinibatchLogProb(ModelTarget):
 
     curvature: Any = None  # a known expansion, which `quadratic_at` returns
     initial_state: Any = None  # an unconstrained state, where the prior gives one
-    has_prior: bool = True  # whether log_prior_fn is the prior, and not a part of it
     _data_are_recorded = False  # in another file of a run, which takes them in any order
 
     def __init__(

@@ -162,6 +162,7 @@ class ModelTarget(Target):
     row_weights: Any = None  # factors of a minibatch's rows in its sums, `[n]`; None for ones
     number = 0  # of this target among the parts of a target
     replicas: Any = None  # the `Replicas` that hold the parts of a target
+    has_prior: bool = True  # whether log_prior_fn is the prior, and not a part of it
     _dtype_advice = "pass dtype='{dtype}' to the target"  # if data have another dtype
 
     def __init__(
@@ -248,7 +249,8 @@ class ModelTarget(Target):
 
     def log_prior(self, state: State) -> tf.Tensor:
         """Returns the log prior of the unconstrained state, Jacobian included, `[chains...]`."""
-        return self._log_density("log_prior_fn", self._log_prior_fn, state)
+        name = "log_prior_fn" if self.has_prior else "target"
+        return self._log_density(name, self._log_prior_fn, state)
 
     def _log_density(self, name: str, fn: Callable[..., Any], state: State) -> tf.Tensor:
         """Returns a function of the parameters, a log density, at the unconstrained state."""
@@ -282,6 +284,7 @@ class ModelTarget(Target):
         if chain_shape is None:
             chain_shape = self.log_prior(state).shape
         name, fn, parameters = "log_likelihood_fn", self._log_likelihood_fn, self._parameters(state)
+        name = name if self.has_prior else "target"
         try:
             result = call_with_state(fn, parameters, batch=batch)
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
@@ -293,6 +296,12 @@ class ModelTarget(Target):
         result = numbers_from(name, result, state)
         expected = tf.TensorShape(chain_shape).concatenate(size)
         if not result.shape.is_compatible_with(expected):
+            if not self.has_prior:
+                raise ValueError(
+                    f"target must return shape {tf.TensorShape(chain_shape)}, [chains...]: a "
+                    "number for each chain, summed over event dimensions and not over chains. "
+                    f"Received: shape {result.shape[:-1]}."
+                )
             raise ValueError(
                 f"log_likelihood_fn must return shape {expected}, [chains..., n]: the log "
                 "likelihood of each example, not their sum or mean, and without event dimensions. "
@@ -359,7 +368,7 @@ def _explain_failure(
         ) from error
     unequal = _UNEQUAL_TYPES.search(str(error))
     others = sorted({*unequal.groups()} - {dtype}) if unequal else []
-    if name == "log_prior_fn" and others:
+    if name in ("log_prior_fn", "target") and others:
         raise TypeError(
             f"{name} failed for a state of dtype {dtype}: it holds numbers of dtype {others[0]}. "
             f"Give its distributions parameters of dtype {dtype}, or start from a state of the "

@@ -210,14 +210,11 @@ class StreamedLogProb(Target):
           TypeError: its elements have other parts or dtypes than those of the first epoch.
         """
         dataset = untuned(self._given_fn(epoch))
-        given, first = (
-            tf.nest.map_structure(lambda spec: spec.dtype.name, x)
-            for x in (dataset.element_spec, self.row_spec)
-        )
+        specs = dataset.element_spec, self.row_spec
+        given, first = (tf.nest.map_structure(lambda spec: spec.dtype.name, x) for x in specs)
         if given != first:
             raise TypeError(
-                f"dataset({epoch}) must have elements as those of dataset(0), of the dtypes "
-                f"{first}. Received: {given}."
+                f"dataset({epoch}) must have elements of the dtypes {first}. Received: {given}."
             )
         specs = tf.nest.flatten(dataset.element_spec)
         if all(x.shape.rank and x.shape[1:].is_fully_defined() for x in specs):

@@ -14,7 +14,7 @@ import tfp_sgmcmc as sgmcmc
 from tests.keras import small_models
 from tests.keras.small_models import affine, assert_close, linear, unit_normal
 from tests.keras.small_models import heteroscedastic_normal as heteroscedastic
-from tfp_sgmcmc.keras.model import compiled_loss, internals, log_prob
+from tfp_sgmcmc.keras.model import compiled_loss, internals, likelihoods, log_prob
 from tfp_sgmcmc.keras.model.compiled_loss import check_probabilities, negative_log_likelihoods
 
 tfd = tfp.distributions
@@ -530,3 +530,12 @@ def test_none_among_weights_of_outputs_counts_all_rows():
     for y, expected in ((two, None), ([None, two[1]], [1.0, 0.0, 1.0])):
         found = log_prob._weighs(y, [None, weights])
         assert (found is None) if expected is None else np.array_equal(found, expected)
+
+
+def test_mixtures_of_counts_and_points_are_discrete() -> None:
+    poisson, zero = tfd.Poisson(2.0), tfd.Deterministic(0.0)
+    kind = tfd.Categorical(probs=[0.3, 0.7])
+    counts = tfd.Mixture(kind, [zero, poisson]), tfd.Inflated(poisson, 0.3)
+    assert all(map(likelihoods.is_discrete, counts))
+    numbers = tfd.Mixture(kind, [zero, tfd.Normal(0.0, 1.0)]), tfd.Mixture(kind, [zero, zero])
+    assert not any(map(likelihoods.is_discrete, numbers))

@@ -405,7 +405,7 @@ def test_errors():
     ):
         posterior.sample_predictive(X, seed=0)
     posterior = weighted(losses.GaussianNLL())
-    with pytest.raises(ValueError, match="quantiles need .* activation"):
+    with pytest.raises(ValueError, match="quantiles .* need .* activation"):
         posterior.predict(X, activation=None, quantiles=[0.5])
     for wrong in ([0.0, 0.5], [1.5], [[0.5]], 0.5):
         with pytest.raises(ValueError, match="quantiles must"):

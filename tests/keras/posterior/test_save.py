@@ -272,3 +272,27 @@ def test_a_loaded_model_with_a_sequential_part(tmp_path):
     other = keras.Model(inputs, keras.layers.Dense(1, name="other")(base(inputs)), name="net")
     with pytest.raises(ValueError, match="head/kernel is in the file only"):
         Posterior.load(tmp_path / "samples.npz", other)
+
+
+def test_other_weights_that_are_not_sampled_are_reported_once(tmp_path):
+    """As those of a base that was frozen while the head was sampled."""
+
+    def made(seed):
+        keras.utils.set_random_seed(seed)
+        base = keras.layers.Dense(2, name="base", trainable=False)
+        model = keras.Sequential([keras.Input([3]), base, keras.layers.Dense(1, name="head")])
+        model.compile(loss=sgmcmc.keras.losses.GaussianNLL(scale=1.0), run_eagerly=True)
+        return model, base
+
+    model, base = made(0)
+    head = model.get_layer("head").trainable_variables
+    found = Posterior(model, head, [np.ones([2, *v.shape], np.float32) for v in head])
+    found.save(tmp_path / "head.npz")
+    Posterior.load(tmp_path / "head.npz", made(0)[0]).predict(X, verbose=0)
+    with pytest.warns(UserWarning, match="that are not sampled are others"):
+        Posterior.load(tmp_path / "head.npz", made(1)[0])
+    found.predict(X, verbose=0)
+    base.kernel.assign_add([[1.0, 0.0]] * 3)
+    with pytest.warns(UserWarning, match="that are not sampled are others"):
+        found.predict(X, verbose=0)
+    found.predict(X, verbose=0)

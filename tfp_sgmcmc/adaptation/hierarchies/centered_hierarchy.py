@@ -68,6 +68,12 @@ class CenteredHierarchy(NamedTuple):
         parts = self.effects, self.scale, self.location or "mu"
         e, s, m = (name.replace(".", "_") for name in parts)
         line = f"{e} = {m}[..., None] + {s}[..., None] * {e}_raw"
+        if not self.has_prior:
+            return (
+                f"Given the rest, the width of the distribution of {e} depends on {s}. If its "
+                f"prior does, too, write it non-centred, with {line} in the log posterior, and "
+                f"{e}_raw, which has the prior N(0, 1), in place of {e}."
+            )
         return (
             f"The hierarchy is centred: the width of the prior of {e} depends on {s}. Write it "
             f"non-centred, with the part {e}_raw in place of {e}:\n"

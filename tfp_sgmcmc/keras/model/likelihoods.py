@@ -233,7 +233,12 @@ def entries(observed: tfd.Distribution) -> tfd.Distribution | None:
 def is_discrete(observed: tfd.Distribution) -> bool:
     """Returns whether a distribution of numbers gives whole numbers."""
     inner = getattr(observed, "components_distribution", None)  # of a mixture
-    return isinstance(observed, _DISCRETE) if inner is None else is_discrete(inner)
+    if inner is not None:
+        return is_discrete(inner)
+    if parts := getattr(observed, "components", None):  # of a mixture of several kinds
+        rest = [x for x in parts if not isinstance(x, tfd.Deterministic)]
+        return bool(rest) and all(map(is_discrete, rest))
+    return isinstance(observed, _DISCRETE)
 
 
 def moments(observed: tfd.Distribution) -> tuple[tf.Tensor, tf.Tensor] | None:

@@ -29,7 +29,7 @@ from tfp_sgmcmc.keras.posterior.predict import (
     checked_levels,
     estimator,
 )
-from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays
+from tfp_sgmcmc.keras.posterior.sample_arrays import SampleArrays, warn_if_changed
 from tfp_sgmcmc.keras.posterior.summary import (
     Summary,
     plot,
@@ -77,7 +77,8 @@ class Posterior:
       -0.582
 
     Args:
-      model: a built model. Weights that are not sampled keep the values that it has.
+      model: a built model. Weights that are not sampled keep the values that it has; a warning
+        tells if they change before the samples are used.
       variables: the variables of the model that the samples are values of.
       samples: one array `[num_kept, ...]` for each of `variables`, or `[num_kept, num_chains, ...]`
         with chains. NumPy arrays, or objects with `shape`, `dtype` and slices, such as
@@ -114,6 +115,7 @@ class Posterior:
         self.samples = sample_arrays.checked(samples, self.variables, num_chains)
         self.weights = sample_arrays.checked_weights(weights, len(self))
         self.temperature = optional(positive, "temperature", temperature)
+        self._rest = sample_arrays.checksum_of_rest(model, self.variables)
         self._functions: dict[Any, Any] = {}  # compiled functions, with what they depend on
 
     @property
@@ -725,7 +727,8 @@ class Posterior:
         `model.save`.
         """
         _check_path(path)
-        sample_arrays.write_file(path, self.model, self.variables, self._arrays(), self.temperature)
+        own = self.model, self.variables, self._arrays(), self.temperature, self._rest
+        sample_arrays.write_file(path, *own)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: keras.Model) -> Posterior:
@@ -749,7 +752,9 @@ class Posterior:
                 f"path must be a file that Posterior.save wrote. Received: {path}, which does not "
                 "exist."
             )
-        return cls(model, *sample_arrays.read_file(path, model))
+        arguments, rest = sample_arrays.read_file(path, model)
+        warn_if_changed(model, arguments[0], rest, stacklevel=2)
+        return cls(model, *arguments)
 
     @classmethod
     def concatenate(cls, posteriors: Sequence[Posterior]) -> Posterior:
@@ -797,6 +802,7 @@ class Posterior:
 
     def _function(self, kind: Callable[..., Any], *arguments: Any) -> Any:
         """Returns `kind(model, variables, *arguments)`, cached until the model is compiled anew."""
+        self._rest = warn_if_changed(self.model, self.variables, self._rest, stacklevel=3)
         key = snapshot((*arguments, *internals.compilation(self.model)))
         if kind not in self._functions or not is_same(self._functions[kind][0], key):
             self._functions[kind] = key, kind(self.model, self.variables, *arguments)

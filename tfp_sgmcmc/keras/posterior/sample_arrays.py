@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
+import warnings
+import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -154,6 +156,33 @@ def checked_weights(weights: Any, num_kept: int) -> np.ndarray | None:
     return weights
 
 
+def checksum_of_rest(model: keras.Model, variables: Sequence[keras.Variable]) -> str:
+    """Returns a checksum of the model's weights that are not sampled; "" if there are none.
+
+    It does not depend on their order. Numbers that are no weights, such as states of random
+    generators, are left out.
+    """
+    sampled = {id(v) for v in variables}
+    rest = [v for v in model.variables if id(v) not in sampled and "float" in v.dtype]
+    sums = sorted(zlib.crc32(tf.convert_to_tensor(v).numpy().tobytes()) for v in rest)
+    return f"{zlib.crc32(np.array(sums, np.uint32).tobytes()):08x}" if sums else ""
+
+
+def warn_if_changed(
+    model: keras.Model, variables: Sequence[keras.Variable], before: str, stacklevel: int
+) -> str:
+    """Returns the checksum of the weights that are not sampled; warns if there was another one."""
+    found = checksum_of_rest(model, variables)
+    if before and found != before:
+        warnings.warn(
+            f"The weights of {model.name!r} that are not sampled are others than those with which "
+            "these samples were drawn, so predictions do not fit. Give the model the former ones, "
+            "as by model.save before they change and keras.models.load_model.",
+            stacklevel=stacklevel + 1,
+        )
+    return found
+
+
 class _Narrowed:
     """Half-precision samples that are stored in single precision, as zarr has no bfloat16."""
 
@@ -170,6 +199,7 @@ def write_file(
     variables: list[keras.Variable],
     samples: SampleArrays,
     temperature: float | None,
+    rest: str,
 ) -> None:
     """Writes samples; an existing file stays whole until the new one is complete."""
     is_weighted = samples.weights is not None
@@ -180,6 +210,7 @@ def write_file(
         "variables": [dict(zip(_KEYS, _description(v, model), strict=True)) for v in variables],
         "weighted": is_weighted,
         "stored": [np.dtype(x.dtype).name for x in samples.arrays],
+        "rest": rest,
     }
     if temperature != 1:
         header |= {"temperature": temperature}
@@ -187,10 +218,10 @@ def write_file(
     npz.write(path, header, {**arrays, "weights": samples.weights} if is_weighted else arrays)
 
 
-def read_file(
-    path: str | os.PathLike[str], model: keras.Model
-) -> tuple[list[keras.Variable], list[np.ndarray], int | None, np.ndarray | None, float | None]:
-    """Returns variables of `model`, samples, number of chains, weights and temperature.
+def read_file(path: str | os.PathLike[str], model: keras.Model) -> tuple[tuple[Any, ...], str]:
+    """Returns the arguments of a `Posterior` after `model`, and the checksum of other weights.
+
+    The checksum is "" if there are none, and in files of earlier versions.
 
     Raises:
       FileNotFoundError: `path` does not exist.
@@ -199,7 +230,7 @@ def read_file(
     with npz.reading(path, "Posterior.save") as (header, array):
         if header["format"] != _FORMAT or header["version"] not in _VERSIONS:
             raise ValueError(f"its format is {header['format']!r} {header['version']!r}")
-        temperature = header.get("temperature", 1.0)
+        temperature, rest = header.get("temperature", 1.0), header.get("rest", "")
         num_chains = header["num_chains"]
         if num_chains is not None:
             num_chains = integer("num_chains", num_chains, 1)
@@ -222,7 +253,7 @@ def read_file(
         checked_weights(weights, len(samples[0]))
     except ValueError as error:
         raise ValueError(f"{os.fspath(path)} is damaged: {error}") from error
-    return variables, samples, num_chains, weights, temperature
+    return (variables, samples, num_chains, weights, temperature), rest
 
 
 def _described(entry: dict[str, Any]) -> Description:

@@ -22,7 +22,7 @@ from tfp_sgmcmc.sampling.shards import shard_worker
 from tfp_sgmcmc.storage import checkpoint
 from tfp_sgmcmc.storage.directory import CHECKPOINT, SAMPLES
 from tfp_sgmcmc.storage.lock import read_object
-from tfp_sgmcmc.storage.stored_draws import StoredDraws, named
+from tfp_sgmcmc.storage.stored_draws import StoredDraws, check_metadata, named
 from tfp_sgmcmc.storage.zarr_store import import_zarr
 
 _ADVICE = "Restore it from a copy, or name the other shards."
@@ -245,6 +245,8 @@ def _verify(store: Path, saved: Mapping[str, Any]) -> None:
                 lead, draw_axis = (None, 0) if name == "draw" else (array.shape[:1], 1)
                 known = saved.get(f"checksums['posterior'][{name!r}]")
                 tail = saved.get(f"tail['posterior'][{name!r}]")
+                event = array.chunks[draw_axis + 1 :]
+                check_metadata(zarr, array, array.chunks[:draw_axis], event)
                 num_draws, checksums = array.shape[draw_axis], [] if known is None else [*known]
                 draws = StoredDraws(array, lead, num_draws, None, checksums)
                 draws.verify()

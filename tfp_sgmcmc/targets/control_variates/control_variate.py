@@ -57,6 +57,7 @@ class ControlVariate(AnchoredTarget):
     g(\theta) = \nabla \log p(\theta) + \sum_{i=1}^N \nabla \log p(x_i \mid \hat\theta) + w H_l d
       + \frac 1 n \sum_{i \in S} \frac{s_i(\theta)}{q_i},
     \]
+
     \[
     s_i(\theta) = \nabla \log p(x_i \mid \theta) - \nabla \log p(x_i \mid \hat\theta)
       - w \nabla^2 \log p(x_i \mid \hat\theta) d, \qquad
