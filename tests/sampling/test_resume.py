@@ -255,6 +255,32 @@ def test_another_problem_is_refused(
         sampled(run_of_a_problem, **PROBLEM | change)
 
 
+@pytest.mark.parametrize(
+    ("scale", "traced", "named"),
+    [(1.0, 1, None), (4.0, 1, "step"), (1.0, 2, "trace_fn")],
+)
+def test_functions_of_a_kernel_and_of_later_steps_are_compared(
+    tmp_path: Path, scale: float, traced: int, named: str | None
+) -> None:
+    """By the first step and its trace: a preconditioner of functions, and a number of steps."""
+
+    def sample(scale: float, traced: int) -> Any:
+        matrix = sgmcmc.preconditioners.PositionDependent(
+            lambda theta, v: scale * v, lambda theta, z: scale**0.5 * z, lambda theta: 0.0 * theta
+        )
+        return sgmcmc.sample_chain(
+            sgmcmc.SGLD(near(), 0.01, preconditioner=matrix), tf.constant([0.0]), 3,
+            directory=tmp_path, trace_fn=lambda state, results: traced * results.step, **EAGER,
+        )  # fmt: skip
+
+    sample(1.0, 1)
+    if named is None:
+        assert sample(scale, traced).is_complete
+    else:
+        with pytest.raises(ValueError, match=f"belongs to another run, .*{named}"):
+            sample(scale, traced)
+
+
 def test_the_same_problem_computed_otherwise_goes_on(run_of_a_problem: Path) -> None:
     rounded = {"scale": 1.0 + 1e-5, "sd": 10.0001}
     assert sampled(run_of_a_problem, **PROBLEM | {"target": rounded}).is_complete

@@ -151,15 +151,33 @@ def _describe(value: Any) -> Any:
 def describe_run(
     kernel: tfp.mcmc.TransitionKernel, loop: Loop, start: Position
 ) -> dict[str, dict[str, Any]]:
-    """Returns numbers that identify the start, the trace, and the prior and posterior near it.
+    """Returns numbers that identify the start, a step, the trace, and prior and posterior near it.
 
     The posterior is estimated from one minibatch. For a stream only the prior is identified here,
     and the posterior by `describe_batches`.
     """
     found = {"initial_state": tolerant_equality.record(tf.nest.flatten(start.state))}
     found |= describe_target(kernel, start.state)
-    trace = tf.nest.flatten(loop.trace_of(shifted(start.state), shifted(start.results)))
+    at = shifted(start.state), shifted(start.results)
+    trace = tf.nest.flatten(loop.trace_of(*at))
+    if isinstance(kernel, StochasticGradientKernel) and not _takes_other_rows(kernel):
+        moved = kernel.one_step(at[0], start.results, seed=tf.constant(_SEED))
+        trace += tf.nest.flatten(loop.trace_of(*moved))  # of step 1
+        old, new = (
+            np.concatenate([np.ravel(x) for x in tf.nest.flatten(s)]) for s in (at[0], moved[0])
+        )
+        found["step"] = tolerant_equality.record(
+            new - old, rtol=1e-2, atol=1e-5 * np.abs(old).max()
+        )
     return found | ({"trace_fn": tolerant_equality.record(trace)} if trace else {})
+
+
+def _takes_other_rows(kernel: StochasticGradientKernel) -> bool:
+    """Returns whether a step of a run that goes on may take other rows for the same seed."""
+    target = log_prob_fn_of(kernel)
+    while isinstance(getattr(target, "target", None), Target):
+        target = target.target
+    return isinstance(target, StreamedLogProb) or _comes_in_any_order(target)
 
 
 def describe_call(

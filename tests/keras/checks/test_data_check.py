@@ -104,3 +104,32 @@ def test_numbers_that_are_not_finite_are_left_to_the_loss():
     y[40] = np.nan
     source = source_of(tf.data.Dataset.from_tensor_slices((X, y)).batch(2), None, 2, None)
     assert not told_of(source, X, Y, sgmcmc.keras.losses.GaussianNLL(), 2)
+
+
+def cox(y, out):
+    """Minus Cox' partial likelihood, whose risk sets are the later rows of the batch."""
+    order = tf.argsort(-y[:, 0])
+    risk = tf.math.cumulative_logsumexp(tf.gather(out[:, 0], order))
+    return tf.scatter_nd(order[:, None], risk, tf.shape(risk)) - out[:, 0]
+
+
+def one_pair_each(y, out):
+    return 0.5 * (y[:, 0] - out[:, 0]) ** 2
+
+
+def noisy(y, out):
+    return one_pair_each(y, out) + tf.random.uniform(tf.shape(out)[:1])
+
+
+@pytest.mark.parametrize(("loss", "is_told"), [(cox, True), (one_pair_each, False), (noisy, False)])
+def test_a_loss_that_depends_on_the_other_rows_of_a_batch_is_told(loss, is_told):
+    assert ("must not depend on the others of its batch" in told(X, Y[:, None], loss, 1)) == is_told
+
+
+def test_outputs_that_depend_on_the_other_rows_of_a_batch_are_told():
+    x = keras.Input([3])
+    model = keras.Model(x, keras.layers.Lambda(lambda a: a - keras.ops.mean(a, axis=0))(x))
+    model.compile("sgd", sgmcmc.keras.losses.GaussianNLL(scale=1.0))
+    model.test_on_batch(X[:1], X[:1])
+    with pytest.warns(UserWarning, match="must not depend on the others of its batch"):
+        check_data(model, Source(kind="arrays", num_examples=64, arrays=(X, X, None)))

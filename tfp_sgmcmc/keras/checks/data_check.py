@@ -23,6 +23,7 @@ _MOST_NATS = 1000.0  # a target's loss before the first step, beyond which units
 _MOST_OF_COUNTS = 1e5  # the same, for whole numbers, which may be counts
 _MOST_OF_LARGE = 100.0  # the same, where most targets are larger than this size:
 _LARGE = 15.0
+_SAME = 0.02  # relative difference of losses, up to which the other rows of a batch do not matter
 _MOST_SECONDS = 3.0  # of reading for the order of batches
 
 
@@ -39,7 +40,8 @@ def check_data(model: keras.Model, source: Source, start: list[tf.Tensor] | None
 
     Warns:
       UserWarning: the loss of some rows is so large that x or y have other units than the network;
-        a data set that is not shuffled has rows in an order.
+        the loss of a row depends on the others in its batch; a data set that is not shuffled has
+        rows in an order.
     """
     batch = source.batch(_MOST_ROWS)
     if batch is None:
@@ -57,6 +59,7 @@ def check_data(model: keras.Model, source: Source, start: list[tf.Tensor] | None
                 f"row {bad[0]}."
             )
     _check_units(model, batch, outputs)
+    _check_sum(model, batch, start)
     _check_order(source)
 
 
@@ -114,6 +117,37 @@ def _check_units(model: keras.Model, batch: Any, outputs: Any) -> None:
         f"Before the first step a target has a loss of {each:.3g} nats, with {sizes}. Networks, "
         "their priors and steps expect inputs and targets of about 1. Standardise y to (y - mean) "
         "/ sd, and x likewise or by a keras.layers.Normalization that is adapted to it.",
+        stacklevel=2,
+    )
+
+
+def _check_sum(model: keras.Model, batch: Any, start: list[tf.Tensor] | None) -> None:
+    """Warns if the loss of an example depends on the other examples of its batch."""
+
+    def losses(x: Any, y: Any) -> np.ndarray:
+        outputs = _outputs(model, checked_inputs(model, x), start)
+        return compiled_loss.negative_log_likelihoods(model, y, outputs).numpy().astype(np.float64)
+
+    def differs(others: np.ndarray) -> np.ndarray:
+        some = each[: len(others)]
+        return np.abs(others - some) > _SAME * (np.abs(some) + np.median(np.abs(each)))
+
+    each = losses(*batch[:2])
+    half = len(each) // 2
+    try:
+        alone = losses(*internals.map_arrays(lambda a: a[:half], batch[:2])) if half else each
+    except (ValueError, tf.errors.OpError):  # the model or the loss takes batches of one size
+        return
+    (places,) = np.nonzero(differs(alone))
+    if not len(places) or differs(losses(*batch[:2])).any():  # a random loss differs anyway
+        return
+    row = places[0]
+    warnings.warn(
+        "The loss of an example must not depend on the others of its batch, because the likelihood "
+        f"of all data is the product of those of examples. Received: for row {row} the loss "
+        f"{each[row]:.3g} in a batch of {len(each)} rows, and {alone[row]:.3g} among {half} of "
+        "them. So the posterior depends on the batch size. Ranks, pairs and contrasts within a "
+        "batch, as in Cox' partial likelihood, are no sum over examples.",
         stacklevel=2,
     )
 
