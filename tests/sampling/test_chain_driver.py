@@ -8,7 +8,7 @@ import pickle
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -248,6 +248,15 @@ def test_a_log_posterior_that_becomes_nan_stops_the_chain(
     assert caught.value.step == len(good) and caught.value.samples.tolist() == good
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Lets the process take Ctrl-C, which it ignores if a script put it into the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_returns_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGINT)
     health = at_call(3, lambda: signal.raise_signal(signal.SIGINT), lambda position: {})
@@ -260,6 +269,7 @@ def test_ctrl_c_returns_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_equal(again.states, result.states)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_ctrl_c_raises() -> None:
     with progress.defer_interrupt() as interrupt:
         signal.raise_signal(signal.SIGINT)
