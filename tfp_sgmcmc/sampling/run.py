@@ -295,8 +295,8 @@ def run_kernel(
         chain_shape = chain_shape_of(kernel, position) or chain_shape
     else:
         chain_shape = (num_chains,)
-        found = chain_shape_of(kernel, position)
-        if isinstance(kernel, StochasticGradientKernel) and found[:1] != chain_shape:
+        is_ours = isinstance(kernel, StochasticGradientKernel)
+        if is_ours and (found := chain_shape_of(kernel, position))[:1] != chain_shape:
             raise ValueError(
                 "initial_state must be the state of one chain if num_chains is given. Received: "
                 f"num_chains={num_chains}, for which the log posterior has the shape "

@@ -23,7 +23,7 @@ from tfp_sgmcmc.sampling.loop import Loop, Position, log_prob_fn_of, state_tenso
 from tfp_sgmcmc.schedules import Schedule
 from tfp_sgmcmc.storage import tolerant_equality
 from tfp_sgmcmc.targets import FullDataLogProb, MinibatchLogProb, ShardedLogProb, Target
-from tfp_sgmcmc.targets.base import GradientEstimate, value_and_gradient
+from tfp_sgmcmc.targets.base import GradientEstimate, innermost, value_and_gradient
 from tfp_sgmcmc.targets.data import checksum
 from tfp_sgmcmc.targets.streamed import StreamedLogProb, StreamState
 from tfp_sgmcmc.targets.streaming.pooled import PooledLogProb
@@ -174,9 +174,7 @@ def describe_run(
 
 def _takes_other_rows(kernel: StochasticGradientKernel) -> bool:
     """Returns whether a step of a run that goes on may take other rows for the same seed."""
-    target = log_prob_fn_of(kernel)
-    while isinstance(getattr(target, "target", None), Target):
-        target = target.target
+    target = innermost(log_prob_fn_of(kernel))
     return isinstance(target, StreamedLogProb) or _comes_in_any_order(target)
 
 
@@ -263,8 +261,7 @@ def _near(state: State, values_at: Callable[[State], dict[str, Any]]) -> dict[st
 
 def _values_at(log_prob_fn: Any, state: State) -> dict[str, Any]:
     takes_all = isinstance(log_prob_fn, FullDataLogProb)
-    while isinstance(getattr(log_prob_fn, "target", None), Target):
-        log_prob_fn = log_prob_fn.target
+    log_prob_fn = innermost(log_prob_fn)
     if isinstance(log_prob_fn, StreamedLogProb):  # the feed supplies its batches
         base = log_prob_fn.of_one_batch
         prior = value_and_gradient(base.log_prior, state, connected=False)

@@ -231,6 +231,13 @@ def as_target(
     return target
 
 
+def innermost(target: Any) -> Any:
+    """Returns what a target wraps, and that wraps, down to one that wraps no target."""
+    while isinstance(getattr(target, "target", None), Target):
+        target = target.target
+    return target
+
+
 def log_prob_from(name: str, fn: Callable[..., Any], state: State) -> tf.Tensor:
     """Calls the user's function `name` with the state, and checks its result, `[chains...]`.
 

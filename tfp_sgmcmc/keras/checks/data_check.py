@@ -59,7 +59,7 @@ def check_data(model: keras.Model, source: Source, start: list[tf.Tensor] | None
                 f"row {bad[0]}."
             )
     _check_units(model, batch, outputs)
-    _check_sum(model, batch, start)
+    _check_sum(model, batch, outputs, start)
     _check_order(source)
 
 
@@ -121,11 +121,10 @@ def _check_units(model: keras.Model, batch: Any, outputs: Any) -> None:
     )
 
 
-def _check_sum(model: keras.Model, batch: Any, start: list[tf.Tensor] | None) -> None:
+def _check_sum(model: keras.Model, batch: Any, outputs: Any, start: list[tf.Tensor] | None) -> None:
     """Warns if the loss of an example depends on the other examples of its batch."""
 
-    def losses(x: Any, y: Any) -> np.ndarray:
-        outputs = _outputs(model, checked_inputs(model, x), start)
+    def losses(y: Any, outputs: Any) -> np.ndarray:
         return compiled_loss.negative_log_likelihoods(model, y, outputs).numpy().astype(np.float64)
 
     def differs(others: np.ndarray) -> np.ndarray:
@@ -133,15 +132,17 @@ def _check_sum(model: keras.Model, batch: Any, start: list[tf.Tensor] | None) ->
         with np.errstate(invalid="ignore"):  # infinite losses are told elsewhere
             return np.abs(others - some) > _SAME * (np.abs(some) + np.median(np.abs(each)))
 
-    each = losses(*batch[:2])
+    x, y, _ = batch
+    each = losses(y, outputs)
     half = len(each) // 2
+    first_x, first_y = internals.map_arrays(lambda a: a[:half], (x, y))
     try:
-        alone = losses(*internals.map_arrays(lambda a: a[:half], batch[:2])) if half else each
+        alone = losses(first_y, _outputs(model, first_x, start)) if half else each
     except (ValueError, tf.errors.OpError):  # the model or the loss takes batches of one size
         return
     (places,) = np.nonzero(differs(alone))
-    if not len(places) or differs(losses(*batch[:2])).any():  # a random loss differs anyway
-        return
+    if not len(places) or differs(losses(y, _outputs(model, x, start))).any():
+        return  # a random loss differs anyway
     row = places[0]
     warnings.warn(
         "The loss of an example must not depend on the others of its batch, because the likelihood "

@@ -14,7 +14,7 @@ import tree
 
 from tfp_sgmcmc.internal.nest import State, call_with_state
 from tfp_sgmcmc.storage import tolerant_equality
-from tfp_sgmcmc.targets.base import FullDataLogProb, Target, kept_program
+from tfp_sgmcmc.targets.base import FullDataLogProb, Target, innermost, kept_program
 from tfp_sgmcmc.targets.minibatch import MinibatchLogProb
 from tfp_sgmcmc.targets.validation.gradient_check import log_probs_of_rows
 
@@ -65,8 +65,7 @@ def shifted(nest: Any) -> Any:
 
 def _values(log_prob_fn: Any, state: State) -> list[np.ndarray]:
     """Returns log prior and log likelihoods of a few rows, or the log posterior, if known."""
-    while isinstance(getattr(log_prob_fn, "target", None), Target):
-        log_prob_fn = log_prob_fn.target
+    log_prob_fn = innermost(log_prob_fn)
     found: Any = ()
     try:
         if isinstance(log_prob_fn, MinibatchLogProb):
